@@ -1,11 +1,14 @@
 """One small training in every host of hooks: the same model, data, seed and optimizer."""
 
+import gc
 import hashlib
+import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,8 @@ from torch.utils.data import DataLoader
 import hookline
 from hookline import GenericTrainer, HooksConfig
 from hookline.core.catalog import CATALOG
+from hookline.hosts.options import Options
+from hookline.hosts.watch import Watch
 
 HOSTS = ("trainer", "attach", "accelerate", "lightning", "transformers", "ignite")
 FOREIGN = HOSTS[1:]
@@ -50,7 +55,7 @@ def make_batches(count: int = 4, seed: int = 1) -> list[Batch]:
 
 def mean_loss(model: nn.Module, data: list[Batch]) -> float:
     with torch.no_grad():
-        return sum(float(model(**batch)["loss"]) for batch in data) / len(data)
+        return sum(float(model(**batch)["loss"]) for batch in data) / max(len(data), 1)
 
 
 def digest(model: nn.Module) -> str:
@@ -162,6 +167,39 @@ class Loop:
                         if hl:
                             hl.log("val/loss", loss)
                     model.train()
+
+    def _bare(self) -> None:
+        """Train with `attach` and none of its optional lines."""
+        torch.manual_seed(0)
+        with hookline.attach(self.model, self.optimizer, **self.given()) as hl:
+            self.control = hl.run
+            self._train_unaware()
+
+    def _run(self) -> None:
+        """Train as `hookline run` watches it, in this process; the optimizers of other tests are over."""
+        Path("watched.yaml").write_text(json.dumps({"hooks": self.config or {}}))
+        alive = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+        options = Options(hooks="watched.yaml", output=str(Path("runs").absolute()), allow_changes=True)
+        self.watch = watch = Watch(options, prints=False, owns_process=False)
+        watch._former.update(each for each in alive if each is not self.optimizer)
+        watch.start()
+        try:
+            torch.manual_seed(0)
+            self._train_unaware()
+        finally:
+            self.control = watch.attached and watch.attached.run
+            watch.end()
+            watch.stop()
+
+    def _train_unaware(self) -> None:
+        """Train in a loop that knows nothing of hooks."""
+        for _ in range(self.epochs):
+            for batch in self.data:
+                self.model(**batch)["loss"].backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            mean_loss(self.model.eval(), self.val_data)
+            self.model.train()
 
     def _accelerate(self) -> None:
         from accelerate import Accelerator

@@ -258,6 +258,72 @@ def test_hooks_of_validation_batches_are_refused_at_once(hook: str) -> None:
         hookline.attach(model, optimizer, hooks=[hook])
 
 
+def validates(model: nn.Module, optimizer: torch.optim.Optimizer, hl: Any) -> None:
+    for _ in range(2):
+        train(model, optimizer, batches(2))
+        with hl.validation():
+            hl.log("val/loss", 0.5)
+
+
+EPOCHS = r"'{}' needs a run that knows the batches .*`for batch in hl\.batches\(loader\)`"
+COUNTS = r"'{}' runs every .*, which your own loop does not count; count steps, or read the batches with"
+BLIND: list[tuple[str, dict[str, Any], str]] = [
+    ("checkpoint", {}, EPOCHS),
+    ("checkpoint", {"monitor": "train/loss"}, EPOCHS),
+    ("checkpoint", {"monitor": "val/loss", "every": "2 epochs"}, EPOCHS),
+    ("early_stopping", {"monitor": "train/loss"}, EPOCHS),
+    ("early_stopping", {"monitor": "val/loss", "warmup": "2 epochs"}, EPOCHS),
+    ("early_stopping", {"monitor": "val/loss", "min_epochs": 1}, EPOCHS),
+    ("lr_monitor", {"frequency": "epoch"}, EPOCHS),
+    ("activation_stats", {"every": "1 epoch"}, COUNTS),
+    ("gradient_monitor", {"every": "10k tokens"}, COUNTS),
+    ("ema", {"every": "1 epoch"}, COUNTS),
+]
+
+
+@pytest.mark.parametrize(("hook", "parameters", "refusal"), BLIND)
+def test_a_hook_that_counts_epochs_is_refused_in_a_loop_without(
+    hook: str, parameters: dict[str, Any], refusal: str
+) -> None:
+    """It would wait for the end of the first epoch until the last day of the run."""
+    model, optimizer = make()
+    manager = HookManager()
+    manager.register(hook, **parameters)
+    attached = hookline.attach(model, optimizer, hooks=manager)
+    with pytest.raises(HooklineError, match=refusal.format(hook)) as refused, attached as hl:
+        validates(model, optimizer, hl)
+    assert "\n" not in str(refused.value) and hl.run.step == 1
+    model, optimizer = make()
+    manager = HookManager()
+    manager.register(hook, **parameters)
+    with hookline.attach(model, optimizer, hooks=manager) as hl:
+        train(model, optimizer, hl.batches(batches(2)), hl)
+    assert hl.run.record.run["outcome"] == "completed"
+
+
+def test_a_hook_that_counts_the_batches_of_a_loader_is_refused() -> None:
+    """Loaders have names only in Hookline's trainer."""
+    model, optimizer = make()
+    manager = HookManager()
+    manager.register("activation_stats", every="2 batches of books")
+    refusal = "'activation_stats' runs every 2 batches of books, which your own loop does not count; count steps$"
+    with pytest.raises(HooklineError, match=refusal):
+        hookline.attach(model, optimizer, hooks=manager)
+
+
+@pytest.mark.parametrize("reads_batches", [True, False])
+@pytest.mark.parametrize("hook", ["early_stopping", "checkpoint"])
+def test_a_loss_that_the_loop_does_not_report_is_not_nan(hook: str, reads_batches: bool) -> None:
+    """A hook that follows the loss says how to report it, and stops no run because of a NaN that nobody computed."""
+    model, optimizer = make()
+    manager = HookManager()
+    manager.register(hook, monitor="train/loss", **({} if reads_batches else {"every": 2}))
+    refusal = r"'train/loss' is unknown, because the loop reports no loss: call `hl\.backward\(loss\)`"
+    with pytest.raises(HooklineError, match=refusal), hookline.attach(model, optimizer, hooks=manager) as hl:
+        train(model, optimizer, hl.batches(batches()) if reads_batches else batches())
+    assert "metric_not_finite" not in {event["kind"] for event in events_of(hl)}
+
+
 def test_events_by_hand_are_those_of_the_attached_run() -> None:
     """A manager that is attached fires into its run, whose position hooks get; nothing is counted twice."""
     seen = []

@@ -204,7 +204,7 @@ class Events:
 
     on_train_begin = on_train_start
 
-    @event(RUN, order="epoch state", fires="every epoch")
+    @event(RUN, order="epoch state", fires="every epoch", needs="knows_batches")
     def on_epoch_start(self, *args: Any, **kwargs: Any) -> None:
         """An epoch begins; not repeated for an epoch entered half-way after a resume."""
 
@@ -364,7 +364,7 @@ class Events:
 
     on_eval_end = on_validation_end
 
-    @event(RUN + " metrics=epoch_metrics", order="epoch state", fires="every epoch")
+    @event(RUN + " metrics=epoch_metrics", order="epoch state", fires="every epoch", needs="knows_batches")
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         """An epoch is done, its validation included; its checkpoint comes after."""
 

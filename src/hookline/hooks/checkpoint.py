@@ -134,7 +134,10 @@ class CheckpointHook(MetricHook):
         if at_epochs is None:
             at_epochs = self.monitor is None or (is_training_metric(self.key) and not only_steps)
         self.save_on_train_epoch_end = at_epochs
-        self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
+        self.evaluate_at(
+            steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs,
+            counts_epochs=steps is None and (self.save_every_n_epochs or 1) > 1,
+        )  # fmt: skip
         self.kept: list[RankedCheckpoint] = []
         self._requested: Request | None = None
         self._writing: Request | None = None  # The request that was named last, until its checkpoint is durable.

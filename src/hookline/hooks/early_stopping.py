@@ -105,7 +105,10 @@ class EarlyStopping(MetricHook):
             raise ConfigError("check_every_n_steps", f"is for metrics of training, such as train/loss; {reason}")
         at_epochs = at_epochs or (steps is None and is_training_metric(self.key))
         schedule = None if steps is None else Schedule.parse(every=steps)
-        self.evaluate_at(steps=schedule, validations=steps is None and not at_epochs, epochs=at_epochs)
+        self.evaluate_at(
+            steps=schedule, validations=steps is None and not at_epochs, epochs=at_epochs,
+            counts_epochs=min_epochs > 0 or (self._warmup.unit == "epochs" and self._warmup.amount > 0),
+        )  # fmt: skip
 
     # ---- one check ---------------------------------------------------------------------------------------------------
 

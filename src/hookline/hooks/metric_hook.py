@@ -6,6 +6,7 @@ once, so an old value is never taken for a new one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -78,11 +79,22 @@ class MetricHook(NamedHook):
     _started_at: int | None = None  # the step at which the run began, until the first evaluation
     _failed = False  # whether an exception ended the run
 
-    def evaluate_at(self, *, steps: Schedule | None, validations: bool, epochs: bool) -> None:
-        """Choose the sources; call it in the constructor, so that a hook without steps does not listen to them."""
+    def evaluate_at(
+        self, *, steps: Schedule | None, validations: bool, epochs: bool, counts_epochs: bool = False
+    ) -> None:
+        """Choose the sources; call it in the constructor, so that a hook without steps does not listen to them.
+
+        Args:
+            steps: When to evaluate steps, if at all.
+            validations: Whether to evaluate validations.
+            epochs: Whether to evaluate the ends of epochs.
+            counts_epochs: Whether the hook would wait forever in a loop without epochs, for another reason.
+        """
         self._at_steps, self._at_validations, self._at_epochs = steps is not None, validations, epochs
         if self._at_validations or self._needs_validation:
             self.needs = (*self.needs, "can_validate")
+        if counts_epochs or (epochs and steps is None):
+            self.needs = (*self.needs, "knows_batches")
         if steps is None:
             self.on_step_end = self.on_train_batch_end = None  # type: ignore[assignment]
         else:
@@ -132,6 +144,7 @@ class MetricHook(NamedHook):
         latest = trainer.latest_metrics(self._last_step) if by_loader else {}
         metrics |= {key: latest[key] for key in by_loader if key in latest}
         metrics |= {"loss": loss, "train/loss": loss}
+        self._drop_unknown_loss(trainer, metrics)
         self._last_step = step
         # All ranks evaluate the same steps, and must come to the same decision.
         metrics = trainer.means_of_ranks(metrics)
@@ -151,6 +164,7 @@ class MetricHook(NamedHook):
         if self._at_epochs:
             loss, validated = trainer.step_loss(), self._validation.step == step  # the loss is that of all ranks here
             metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
+            self._drop_unknown_loss(trainer, metrics)
             metrics |= self._validation.metrics if validated else {}
             optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
             awaits = trainer.has_validation and not validated
@@ -201,6 +215,14 @@ class MetricHook(NamedHook):
             nearby = nearest(key, [*measurement.metrics, *measurement.optional])
             self._handle_missing(f"metric {self.monitor!r} was not measured {measurement}{hint}; {nearby}")
         return None
+
+    def _drop_unknown_loss(self, trainer: RunControl, metrics: dict[str, float]) -> None:
+        """Drop the NaN that stands for the loss of a loop which has reported none."""
+        if math.isnan(metrics["loss"]) and not trainer.has_loss:
+            del metrics["loss"], metrics["train/loss"]
+            if self.key in ("loss", "train/loss", "train/epoch_loss"):
+                remedy = trainer.remedy(["knows_loss"])
+                self._handle_missing(f"metric {self.monitor!r} is unknown, because the loop reports no loss: {remedy}")
 
     def report_non_finite(self, trainer: RunControl, measurement: Measurement, value: float) -> None:
         """Warn and record, once in a run, that the metric is NaN or infinite."""

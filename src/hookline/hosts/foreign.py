@@ -156,8 +156,14 @@ class ForeignRun(ForeignCheckpoints):
         self.connection.callback(self.hooks.add_registration_check(self._check_changes))
 
     def check_needs(self, entry: Entry) -> None:
-        """Refuse a hook that needs more than this loop can do, or would be shown scaled gradients."""
+        """Refuse a hook that needs more than this loop can do, is never due, or would be shown scaled gradients."""
         super().check_needs(entry)
+        counts = {mark.unit for mark in entry.schedule.marks} & {"epochs", "tokens"}
+        if entry.schedule.loaders or (counts and not self.knows_batches):
+            remedy = "count steps" if entry.schedule.loaders else f"count steps, or {self.remedy(['knows_batches'])}"
+            raise RegistrationError(
+                f"{entry.name!r} runs {entry.schedule}, which {self.title} does not count; {remedy}"
+            )
         reads = any(not OF_GRADIENTS.isdisjoint(listener.wanted) for listener in entry.listeners.values())
         if not self.has_unscaled_gradients and (reads or "on_update" in entry.listeners):
             problem = "reads gradients, which are scaled when a fused optimizer under a GradScaler steps"

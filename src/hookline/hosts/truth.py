@@ -73,6 +73,7 @@ ATTACH = Host(
         "on_validation_start": "at the beginning of a `with hl.validation():` block",
         "on_validation_end": "at its end, with what you passed to `hl.log` inside",
         "on_epoch_end": f"{BATCHES}; late, with the next epoch or the end of the block, after validations",
+        "on_checkpoint_load": "as `hl.load` or `hl.load_state_dict` is called, after on_train_start",
         "on_train_end": "at the end of the `with` block",
     },
     stop="read the batches with `hl.batches(loader)`, or leave the loop when `hl.should_stop` is true",
@@ -206,6 +207,7 @@ RUN = Host(
         "on_step_skipped": "never; a step that a GradScaler or the script leaves out is recorded with the next "
         "backward pass, if the gradients are None by then",
         "on_step_end": "late, with the next forward or backward pass, or the end of the process",
+        "on_checkpoint_load": f"never: {UNEDITED}",
         "on_train_end": "as the process ends",
     },
     stop="call `hookline.attach` in the script, and leave its loop when `hl.should_stop` is true",

@@ -343,6 +343,11 @@ class RunView:
         return loss
 
     @property
+    def has_loss(self) -> bool:
+        """Whether the batch that runs or ran last has a loss; a loop of the user's own may report none."""
+        return self.event_args.detached_loss is not None
+
+    @property
     def in_window(self) -> bool:
         """Whether more micro-batches of the current step follow."""
         return self.accumulation.count > 0 and not self.accumulation.is_complete
