@@ -363,3 +363,13 @@ def test_other_optimizers_beside_the_attached_one_are_nothing_to_warn_of(caplog:
             train(discriminator, other, [batch, batch])
             train(model, optimizer, [batch])
     assert "another optimizer" not in caplog.text
+
+
+def test_an_optimizer_of_another_attached_run_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Two runs may share a model; the hooks of each see the steps of its own optimizer."""
+    model, optimizer = make()
+    other = torch.optim.SGD(model.parameters(), lr=0.01)
+    with hookline.attach(model, optimizer) as first, hookline.attach(model, other) as second:
+        train(model, optimizer, batches(3))
+        train(model, other, batches(4))
+    assert "another optimizer" not in caplog.text and (first.run.step, second.run.step) == (3, 4)

@@ -93,6 +93,18 @@ def test_outside_of_the_block_nothing_is_recorded_in_silence(use: str, when: str
     assert not hl.should_stop
 
 
+def test_batches_that_are_read_after_the_block() -> None:
+    """An iterator that outlives its block fires no events into a run that has ended."""
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, hooks=[events := Events()]) as hl:
+        left = hl.batches(batches())
+        next(left)
+    seen = list(events.seen)
+    with pytest.raises(HooklineError, match=r"hl\.batches: the run has ended"):
+        next(left)
+    assert events.seen == seen
+
+
 def test_two_runs_of_one_optimizer() -> None:
     """A second one would count the same steps, and is refused until the first has ended; so is beginning twice."""
     model, optimizer = make()

@@ -221,7 +221,7 @@ class Attached:
             return
         self.begin_epoch()
         for batch in loader:
-            run.next_batch(batch)
+            self._in_block("batches").next_batch(batch)
             yield batch
             if self.should_stop:
                 break
@@ -364,11 +364,11 @@ class Attached:
 
     def _watch_for_others(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Warn once if an optimizer that was not attached trains the model: hooks do not see its steps."""
-        if any(optimizer is attached for attached in self.run.optimizers):
+        if optimizer in self.run.optimizers:
             self._steps_of_others = 0  # A wrapper around an attached optimizer steps it, too.
             return
         self._steps_of_others += 1
-        if self._steps_of_others != 2 or self._has_warned:
+        if self._steps_of_others != 2 or self._has_warned or optimizer in _ATTACHED:
             return
         trained = {id(param) for param in self.run.model.parameters()}
         if any(id(param) in trained for group in optimizer.param_groups for param in group["params"]):
