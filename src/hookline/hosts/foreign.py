@@ -406,8 +406,10 @@ class ForeignRun(ForeignCheckpoints):
         self.end_batch()
         self._stepping, self._made = [], []
         if made_step:
-            self._check_first_step()
-            self._check_stop()
+            if not self._has_checked:
+                self._check_first_step()
+            if self.run_status.stops:
+                self._check_stop()
             self.calls.clear()
         self.at_boundary()
         self.after_step_state = None
@@ -465,15 +467,14 @@ class ForeignRun(ForeignCheckpoints):
         Raises:
             RegistrationError: It names the hook, and what to change in the loop.
         """
-        if not self._has_checked:
-            self._has_checked, self.knows_loss = True, self._had_loss
-            self.can_rerun = self.can_rerun and (self.reruns_batches or self._recording is None or bool(self.calls))
-            for entry in self.hooks.entries():
-                self.check_needs(entry)
+        self._has_checked, self.knows_loss = True, self._had_loss
+        self.can_rerun = self.can_rerun and (self.reruns_batches or self._recording is None or bool(self.calls))
+        for entry in self.hooks.entries():
+            self.check_needs(entry)
 
     def _check_stop(self) -> None:
         """Warn once if the loop trains on although a hook has asked it to stop."""
-        self._steps_after_stop += bool(self.run_status.stops)
+        self._steps_after_stop += 1
         if self._steps_after_stop == 2:
             stop = self.run_status.stops[0]
             logger.warning(
