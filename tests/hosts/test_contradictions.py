@@ -100,9 +100,16 @@ def test_lightning_steps_after_its_clipping() -> None:
 
 
 def test_transformers_clips_before_hooks(caplog: pytest.LogCaptureFixture) -> None:
-    """What the Trainer clips is clipped when hooks get it: a warning says so, and what to set."""
-    Loop("transformers", hooks=[seen := Seen()], options={"max_grad_norm": 0.01}).run()
-    assert seen.ready == pytest.approx([0.01] * 8, rel=1e-3)
+    """The Trainer's on_pre_optimizer_step comes after its clipping, as hooks do: a warning says what to set."""
+    shown: list[float] = []
+
+    class Native(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
+            shown.append(norm(param.grad for param in model.parameters()))
+
+    options = {"max_grad_norm": 0.01, "callbacks": [Native()]}
+    Loop("transformers", hooks=[seen := Seen()], options=options).run()
+    assert seen.ready == shown == pytest.approx([0.01] * 8, rel=1e-3)
     assert "clips gradients at 0.01 before hooks get them; to see them before, set `max_grad_norm=0`" in caplog.text
     caplog.clear()
     Loop("transformers", hooks=[seen := Seen()]).run()
@@ -157,6 +164,20 @@ def test_a_step_that_the_scaler_skips_is_recorded(host: str) -> None:
     loop = Loop(host, hooks=[seen := Seen()], data=data, epochs=1, **scaler_options(host, scaled())).run()
     assert seen.skipped == ["the GradScaler skipped the step: non-finite gradients"]
     assert loop.control.step == 4 and loop.control.skipped_steps == 1
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_fused_optimizer_under_a_scaler_is_shown_scaled_gradients(fused: bool) -> None:
+    """A step hook of torch's sees 1024 times the gradients of a fused optimizer, which unscales inside of its step."""
+    model, scaler = Net(), scaled()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    shown: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: shown.append(norm(param.grad for param in model.parameters())))
+    (batch,) = make_batches(1)
+    plain = norm(torch.autograd.grad(model(**batch)["loss"], list(model.parameters())))
+    scaler.scale(model(**batch)["loss"]).backward()
+    scaler.step(optimizer)
+    assert shown == [pytest.approx(plain * SCALE if fused else plain, rel=1e-5)]
 
 
 @pytest.mark.parametrize("host", ["lightning", "transformers", "ignite", "attach"])
