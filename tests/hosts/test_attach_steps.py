@@ -352,6 +352,24 @@ def test_a_fused_optimizer_under_a_scaler_refuses_one_event_that_reads_gradients
     assert hl.run.step == 6
 
 
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_scaler_that_was_not_passed_is_noticed(unscales: bool) -> None:
+    """A fused optimizer steps with a scale: hooks would clip scaled gradients, unless the loop unscales them before."""
+    model, optimizer = make(fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    clipped = pytest.raises(HooklineError, match=r"'clip_norm' needs a run that has unscaled gradients.*fused=False")
+    with nullcontext() if unscales else clipped, hookline.attach(model, optimizer, hooks=[ClipNorm(0.1)]) as hl:
+        for batch in batches():
+            scaler.scale(loss_of(model, batch)).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert hl.run.step == (6 if unscales else 0)
+    assert all(row["train/grad_norm"] < 100 for row in rows_of(hl))
+
+
 def test_optimizer_step_wants_to_know_which() -> None:
     """Of several optimizers one must be named; one that was not attached is refused."""
     model, optimizer = make()

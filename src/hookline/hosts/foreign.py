@@ -281,6 +281,10 @@ class ForeignRun(ForeignCheckpoints):
 
         If the step is skipped, the optimizer finds no gradients, which leaves weights and state as they are.
         """
+        if self.has_unscaled_gradients and getattr(optimizer, "grad_scale", None) is not None:
+            self.has_unscaled_gradients = False  # A GradScaler that the loop has not passed leaves the scale to it.
+            for entry in self.hooks.entries():
+                self.check_needs(entry)
         if not self._batch_is_open or (self._stepping and (optimizer in self._made or not self._steps_together)):
             self._is_over = True
             self._enter()
