@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from hookline.errors import HooklineError
-from hookline.hosts.adapter import HostedHooks, check_version, end_with
+from hookline.hosts.adapter import HostedHooks, end_with
 from hookline.hosts.truth import IGNITE
+from hookline.hosts.versions import check_version
 
 check_version("pytorch-ignite", (0, 5))
 

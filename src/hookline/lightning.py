@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from hookline.hosts.adapter import HostedHooks, check_version
+from hookline.hosts.adapter import HostedHooks
 from hookline.hosts.truth import LIGHTNING
+from hookline.hosts.versions import check_version
 
 check_version("lightning", (2, 6))
 

@@ -14,9 +14,10 @@ import torch
 from hookline._console import logger
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError
-from hookline.hosts.adapter import HostedHooks, check_version, end_with
+from hookline.hosts.adapter import HostedHooks, end_with
 from hookline.hosts.attach import inner_optimizer
 from hookline.hosts.truth import TRANSFORMERS
+from hookline.hosts.versions import check_version
 
 check_version("transformers", (5, 0))
 

@@ -18,7 +18,7 @@ import hookline.ignite
 from hookline import HooklineError, TrainingHook, read_metrics
 from hookline.checkpoints.store import verify_checkpoint
 from hookline.errors import RegistrationError
-from hookline.hosts import adapter
+from hookline.hosts import versions
 
 VALIDATION = {"val_data": make_batches(2, seed=2)}
 
@@ -199,18 +199,36 @@ def test_ignite_needs_no_backward_of_ours() -> None:
 
 @pytest.mark.parametrize(
     ("package", "minimum", "old"),
-    [("lightning", (2, 6), "2.5.3"), ("transformers", (5, 0), "4.57.1"), ("pytorch-ignite", (0, 5), "0.4.13")],
+    [
+        ("lightning", (2, 6), "2.5.3"),
+        ("transformers", (5, 0), "4.57.1"),
+        ("pytorch-ignite", (0, 5), "0.4.13"),
+        ("accelerate", (1, 15), "1.14.0"),
+    ],
 )
 def test_an_older_host_is_refused(
     package: str, minimum: tuple[int, int], old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the installed version and what to install."""
-    adapter.check_version(package, minimum)
-    monkeypatch.setattr(adapter, "version", lambda name: old)
+    versions.check_version(package, minimum)
+    monkeypatch.setattr(versions, "version", lambda name: old)
     words = ".".join(map(str, minimum))
     message = f"hooks need {package} {words} or newer, and {old} is installed: pip install '{package}>={words}'"
     with pytest.raises(HooklineError, match=re.escape(message)):
-        adapter.check_version(package, minimum)
+        versions.check_version(package, minimum)
+
+
+def test_attach_asks_for_the_version_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an Accelerator is passed, and only then."""
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    monkeypatch.setattr(versions, "version", lambda name: "1.14.0")
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(HooklineError, match=re.escape("hooks need accelerate 1.15 or newer, and 1.14.0 is installed")):
+        hookline.attach(model, optimizer, accelerator=accelerator)
+    hookline.attach(model, optimizer)
 
 
 def test_a_host_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +237,9 @@ def test_a_host_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(adapter, "version", missing)
+    monkeypatch.setattr(versions, "version", missing)
     with pytest.raises(HooklineError, match=r"package lightning is not installed: pip install 'lightning>=2\.6'"):
-        adapter.check_version("lightning", (2, 6))
+        versions.check_version("lightning", (2, 6))
 
 
 def test_misuse_is_one_clear_error() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import wraps
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,6 @@ from hookline.run.outputs import single_numbers
 
 _AXES = {"step", "epoch", "time"}  # The fields of a row of metrics beside its numbers.
 _OF_VALIDATION = ("val/", "val_", "valid_", "eval/", "eval_", "test_")
-
-
-def check_version(package: str, minimum: tuple[int, int]) -> None:
-    """Refuse a host that is not installed, or older than what was tested.
-
-    Raises:
-        HooklineError: It says which version is needed.
-    """
-    words = ".".join(map(str, minimum))
-    remedy = f"pip install '{package}>={words}'"
-    try:
-        installed = version(package)
-    except PackageNotFoundError:
-        raise HooklineError(f"the package {package} is not installed: {remedy}") from None
-    if tuple(int(part) for part in installed.split(".")[:2] if part.isdigit()) < minimum:
-        raise HooklineError(f"hooks need {package} {words} or newer, and {installed} is installed: {remedy}")
 
 
 class HostedHooks:

@@ -19,6 +19,7 @@ from hookline.checkpoints.format import Section, decode
 from hookline.errors import HooklineError, error_text
 from hookline.hosts.foreign import ForeignRun
 from hookline.hosts.truth import ATTACH, Host
+from hookline.hosts.versions import check_version
 from hookline.ranks import own_rank
 from hookline.run.manager import HookManager
 from hookline.run.rng import preserve_rng
@@ -108,6 +109,8 @@ class Attached:
     ) -> None:
         check_model(model)
         check_options(hooks, scaler, accelerator, step_fn, output_dir)
+        if accelerator is not None:
+            check_version("accelerate", (1, 15))
         self._accelerator = accelerator
         scaler = getattr(accelerator, "scaler", None) if scaler is None else scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
