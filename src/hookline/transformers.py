@@ -47,7 +47,10 @@ class Hooks(HostedHooks, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Begin the run, with the state of the checkpoint that the Trainer resumes from."""
-        self._trainer = trainer = calling_trainer()
+        trainer = calling_trainer()
+        is_late = self._trainer is not trainer  # `add_callback` tells nothing, and `train` is in progress.
+        if is_late:
+            self.on_init_end(args, state, control)
         self._micro_batches: list[torch.Tensor | None] = []  # the loss of the one in progress
         self._epoch_has_ended = False
         self.load_state_dict(self._find_state(args, state.global_step) if state.global_step else {})
@@ -64,6 +67,8 @@ class Hooks(HostedHooks, TrainerCallback):
             name: replace_method(trainer, name, wrapper)
             for name, wrapper in (("compute_loss", self._compute_loss), ("training_step", self._training_step))
         }
+        if is_late and hasattr(trainer, "_run_epoch"):
+            self._replaced["_run_epoch"] = replace_method(trainer, "_run_epoch", self._run_epoch)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the run."""
@@ -89,6 +94,14 @@ class Hooks(HostedHooks, TrainerCallback):
         else:
             self.attached.end_epoch()
             self.obey()
+
+    def _run_epoch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """End the run with an exception that leaves an epoch."""
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            self.end_run(error)
+            raise
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 

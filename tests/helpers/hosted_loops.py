@@ -263,9 +263,9 @@ class Loop:
             "eval_strategy": "epoch" if self.val_data else "no", "save_strategy": "no", "logging_steps": 1,
             "max_grad_norm": 0.0,
         } | self.options  # fmt: skip
-        resume, scaler = options.pop("resume", None), options.pop("scaler", None)
+        resume, scaler, late = (options.pop(name, None) for name in ("resume", "scaler", "late"))
         callback = Hooks(**self.given())
-        callbacks = [*options.pop("callbacks", []), *([callback] if self.attaches else [])]
+        callbacks = [*options.pop("callbacks", []), *([callback] if self.attaches and not late else [])]
         args = transformers.TrainingArguments(
             "hf", num_train_epochs=self.epochs, use_cpu=True, report_to=[], disable_tqdm=True, seed=0,
             gradient_accumulation_steps=self.accumulate, lr_scheduler_type="constant", **options,
@@ -274,6 +274,8 @@ class Loop:
             self.model, args, optimizers=(self.optimizer, None), callbacks=callbacks, eval_dataset=self.val_data or None
         )
         trainer.remove_callback(PrinterCallback)
+        if late:
+            trainer.add_callback(callback)
         trainer.accelerator.scaler = scaler  # fp16 itself is refused on the CPU
         torch.manual_seed(0)
         try:

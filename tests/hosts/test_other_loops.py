@@ -78,6 +78,21 @@ def test_transformers_resumes_inside_an_epoch() -> None:
     assert (loop.control.step, loop.control.epoch, loop.control.progress.batches) == (8, 1, 8)
 
 
+def test_a_callback_that_is_added_to_a_trainer() -> None:
+    """`add_callback` works as `callbacks=[…]` does, also if an exception leaves `train`."""
+    usual = Loop("transformers", CLIP, [Recorder()]).run()
+    assert digest(Loop("transformers", CLIP, [Recorder()], options={"late": True}).run().model) == digest(usual.model)
+    data = make_batches()
+    data[2]["labels"] = torch.zeros(3, 3)
+    loop = Loop("transformers", CLIP, [recorder := Recorder()], data=data, options={"late": True})
+    with pytest.raises(RuntimeError, match="must match"):
+        loop.run()
+    run = loop.callback.run
+    assert run.record.run["outcome"] == "failed" and recorder.events[-2:] == ["on_exception", "on_train_end"]
+    assert not {"compute_loss", "training_step", "_run_epoch"} & vars(loop.host_trainer).keys()
+    assert not loop.optimizer._optimizer_step_pre_hooks
+
+
 class Interrupt(TrainingHook):
     on_error = "raise"
 
