@@ -94,6 +94,30 @@ def test_what_a_sharded_model_cannot_do(tmp_path: Path) -> None:
     assert "'nan_forensics' needs a run that can run a batch again" in second
 
 
+def by_its_own_clock(rank: int, folder: str) -> list[str]:
+    """Ask for hooks that all ranks have to call at the same step, by the clock of each."""
+    refusals = []
+    for kind, hook in (("ddp", "clip_norm"), ("fsdp2", "gradient_monitor"), ("fsdp2", "gradient_flow")):
+        manager = hookline.HookManager()
+        manager.register(hook, every="30 s", **({"max_norm": 1.0} if hook == "clip_norm" else {}))
+        try:
+            hookline.attach(*wrap(kind), hooks=manager, output_dir=folder)
+        except HooklineError as error:
+            refusals.append(str(error))
+    manager = hookline.HookManager()
+    manager.register("gradient_monitor", every="30 s")
+    hookline.attach(*wrap("ddp"), hooks=manager, output_dir=folder)  # It reads what this process has.
+    return refusals
+
+
+def test_ranks_do_not_change_training_by_their_own_clocks(tmp_path: Path) -> None:
+    """Their weights would part, or one would wait for the others' shards of a gradient."""
+    results = [result.value for result in run_on_ranks(by_its_own_clock, 2, str(tmp_path))]
+    words = "runs every 30 seconds, which each process counts for itself, and has to run on all of them at once"
+    expected = [f"'{hook}' {words}; count steps" for hook in ("clip_norm", "gradient_monitor", "gradient_flow")]
+    assert results == [expected, expected]
+
+
 def blame(rank: int, folder: str) -> dict[str, Any]:
     """Train under DDP until one rank's batch overflows."""
     model, optimizer = wrap("ddp")

@@ -19,6 +19,7 @@ from hookline._console import logger
 from hookline._names import plain_buffers, unwrap_module
 from hookline._tensors import is_sharded
 from hookline.activations.hooked_modules import TorchHook
+from hookline.core.catalog import CATALOG
 from hookline.core.entry import Entry
 from hookline.errors import RegistrationError
 from hookline.hosts.checkpoints import ForeignCheckpoints
@@ -122,8 +123,9 @@ class ForeignRun(ForeignCheckpoints):
         prints: bool = True,
     ) -> None:
         self.host, self._may_change, self._prints = host, may_change, prints
-        is_whole = not any(map(is_sharded, model.parameters()))  # else this process has a part of the weights
-        self.can_save, self.can_rerun, self._step_fn = is_whole and output_dir is not None, is_whole, step_fn
+        self._is_sharded = any(map(is_sharded, model.parameters()))  # this process has a part of the weights
+        self.can_save, self.can_rerun = not self._is_sharded and output_dir is not None, not self._is_sharded
+        self._step_fn, self._has_peers = step_fn, ranks is not None and ranks.world_size > 1
         self.calls: list[tuple[ModelCall, dict[str, Any]]] = []
         self._recording: RemovableHandle | None = None  # the hook on the model that records its calls
         self._savers: list[Entry] = []  # the hooks that may save at the end of a step
@@ -168,6 +170,11 @@ class ForeignRun(ForeignCheckpoints):
         if not self.has_unscaled_gradients and (reads or "on_update" in entry.listeners):
             problem = "reads gradients, which are scaled when a fused optimizer under a GradScaler steps"
             raise RegistrationError(f"{entry.name!r} {problem}; {self.host.lacks['has_unscaled_gradients']}")
+        reads = reads or any(CATALOG[event].needs == "has_unscaled_gradients" for event in entry.listeners)
+        own_count = self._has_peers and not all(mark.whole for mark in entry.schedule.marks)
+        if own_count and (entry.intervenes or (reads and self._is_sharded)):
+            problem = f"{entry.name!r} runs {entry.schedule}, which each process counts for itself"
+            raise RegistrationError(f"{problem}, and has to run on all of them at once; count steps")
 
     def _check_changes(self, entry: Entry) -> None:
         """Refuse a hook that changes training where hooks may not."""
