@@ -152,10 +152,14 @@ class Attached:
                 run.begin()
             for optimizer in run.optimizers:
                 self._listen_to(optimizer)
-            self._torch_hooks.callback(register_optimizer_step_pre_hook(self._watch_for_others).remove)
+            self.notice_others()
         except BaseException as error:
             self.end(error)
             raise
+
+    def notice_others(self) -> None:
+        """Listen to the steps of optimizers that were not attached."""
+        self._torch_hooks.callback(register_optimizer_step_pre_hook(self._watch_for_others).remove)
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer, joint: bool) -> None:
         """Take an optimizer into the run, which steps together with the others if `joint`."""

@@ -76,6 +76,9 @@ class Watched(Attached):
         self.run.forget_lost_step()
         self.run.backward_begins(loss)
 
+    def notice_others(self) -> None:
+        """Do nothing: the watch takes them into the run. A run begins and ends while torch iterates over its hooks."""
+
     def leave(self) -> None:
         """Take every hook off, in a process that was forked from the run's process, where the run continues."""
         self._torch_hooks.close()
