@@ -1,5 +1,6 @@
 """The wheel and the sdist have what users need, and the quickstart runs from an installed wheel."""
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -7,10 +8,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
-import torch
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,8 +31,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("package")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "Makefile", "constraints.txt", "README.md", "CHANGELOG.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name != ".git":  # a worktree has a file of that name
+            shutil.copy(path, source)
     for name in ("src", "tests", "docs", "examples", "tools", "bench"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source)
@@ -47,19 +50,33 @@ def test_the_packages_have_sources_pages_and_licenses(packages: dict[str, Path])
     assert [name for name in names if name.startswith("tests")] == []
     with tarfile.open(packages[".gz"]) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "Makefile", "constraints.txt", "tests/test_package.py", "docs/index.md"} <= members
+    assert {"Makefile", "constraints.txt", "mkdocs.yml", "tests/test_package.py", "docs/index.md"} <= members
+    assert {path.name for path in ROOT.glob("*.md")} <= members
+
+
+def link_dependencies(distribution: Distribution, folder: Path) -> None:
+    """Link into a folder what a distribution declares that it needs, and what that needs in turn."""
+    for text in distribution.requires or ():
+        needed = Requirement(text)
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            installed = importlib.metadata.distribution(needed.name)
+            for name in {path.parts[0] for path in installed.files or ()} - {"..", "__pycache__"}:
+                if not (folder / name).exists():
+                    (folder / name).symlink_to(installed.locate_file(name))
+            link_dependencies(installed, folder)
 
 
 def test_the_quickstart_runs_from_an_installed_wheel(packages: dict[str, Path], tmp_path: Path) -> None:
-    """In an environment that has only the dependencies, the README's first example, commands and help work."""
+    """In an empty environment with the wheel and what it declares, the README's example, commands and help work."""
     bin_folder = tmp_path / "env" / "bin"
-    run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
-    packages_folder = run(bin_folder / "python", "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path)
-    # The dependencies are those of this environment, which are large; only Hookline itself is installed. A .pth file
-    # does not read those in the folder it adds, so the editable install there is not seen.
-    Path(packages_folder.strip(), "dependencies.pth").write_text(str(Path(torch.__file__).parents[1]))
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", "--no-index", packages[".whl"])
-    run(bin_folder / "python", *install, cwd=tmp_path, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
+    (folder,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", bin_folder / "python")
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", packages[".whl"], cwd=tmp_path)
+    # The dependencies are large, so they are links to those of this test's own environment.
+    (wheel,) = importlib.metadata.distributions(name="hookline", path=[str(folder)])
+    link_dependencies(wheel, folder)
+    run(*pip, "check", cwd=tmp_path)
     where = run(bin_folder / "python", "-c", "import hookline; print(hookline.__file__)", cwd=tmp_path)
     assert where.startswith(str(tmp_path))
 
