@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import hookline
 from hookline.core.catalog import ARGUMENTS, CATALOG, SPELLINGS
@@ -83,6 +85,16 @@ def test_generated_parts_are_current(name: str) -> None:
 def test_the_stubs_are_current(name: str) -> None:
     """The stubs have the names of the table in __init__.py, and the keywords of the functions that get them."""
     assert (public_stub.SOURCE / name).read_text(encoding="utf-8") == public_stub.STUBS[name](), REMEDY
+
+
+@pytest.mark.parametrize("name", public_stub.STUBS)
+def test_the_hook_of_git_leaves_the_stubs_alone(name: str) -> None:
+    """pre-commit passes each file by name to ruff, which formats it even if pyproject.toml excludes it."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (entry,) = (hook["entry"] for hook in config["repos"][0]["hooks"] if hook["id"] == "ruff-format")
+    ruff, *options = entry.split()
+    command = [Path(sys.executable).with_name(Path(ruff).name), *options, "--check", public_stub.SOURCE / name]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 
 
 def test_events_page_leaves_nothing_out() -> None:
