@@ -122,7 +122,7 @@ class Hooks(HostedHooks, TrainerCallback):
         self.run.next_batch(inputs)
         result = original(model, inputs, *args, **kwargs)
         trainer, count = self._trainer, kwargs.get("num_items_in_batch")
-        adds_up = trainer.loss_is_scaled_for_ga
+        adds_up = getattr(trainer, "loss_is_scaled_for_ga", None)  # transformers 5.0 does not have it
         if adds_up is None:
             adds_up = trainer.compute_loss_func is not None or (trainer.model_accepts_loss_kwargs and count is not None)
         self.run.losses_add_up = bool(adds_up)
