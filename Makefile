@@ -69,7 +69,7 @@ site: $(VENV)/.site-stamp
 	@echo "build/site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis conformance.json
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage conformance.json
 	find src tests bench tools -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
