@@ -22,6 +22,7 @@ help:
 	@echo "make types   mypy --strict over src and hooks as users write them, pyright over the code in the docs"
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
 	@echo "make soak    the tests that take minutes"
+	@echo "make matrix  some tests with other versions of Python, torch and the libraries; ARGS='python-3.13' picks a row"
 	@echo "make properties  the property tests, each time on new examples"
 	@echo "make docs    regenerate the public stub and the pages that are made from code and test outcomes"
 	@echo "make site    build the documentation into build/site; open build/site/index.html"
@@ -38,6 +39,9 @@ coverage: $(VENV)/.dev-stamp
 
 soak: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+matrix: $(VENV)/bin/python
+	$(BIN)/python tools/matrix.py $(ARGS)
 
 properties: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile=new $(ARGS)
@@ -100,4 +104,4 @@ $(VENV)/.site-stamp: $(VENV)/.run-stamp
 	@$(PIP_INSTALL) --group site
 	@touch $@
 
-.PHONY: help run test coverage soak properties lint types bench docs site clean
+.PHONY: help run test coverage soak matrix properties lint types bench docs site clean

@@ -1,8 +1,9 @@
-"""Generate the tables of versions in docs/help/compatibility.md from pyproject.toml and constraints.txt.
+"""Generate the tables of docs/help/compatibility.md from pyproject.toml, constraints.txt and tools/matrix.json.
 
-Run it after a change of a version: `make docs`.
+Run it after a change of a version, and after `make matrix`: `make docs`.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -24,6 +25,15 @@ def versions() -> str:
     return "\n".join([*needed, "", *table(("extra", *head), optional)])
 
 
+def matrix() -> str:
+    """Return a table of the environments that `make matrix` has tried, and what came of them."""
+    rows = []
+    for name, row in json.loads((ROOT / "tools" / "matrix.json").read_text(encoding="utf-8")).items():
+        versions = ", ".join(f"{library} {version}" for library, version in row["versions"].items())
+        rows.append((name, row["python"], versions, row["outcome"], row["date"]))
+    return "\n".join(table(("row", "Python", "versions", "outcome", "date"), rows))
+
+
 def _row(requirement: str) -> tuple[str, str, str]:
     name, _, bound = requirement.partition(">=")
     return name, f"{bound} or newer" if bound else "any version", pins().get(name.lower(), "no pinned version")
@@ -43,3 +53,4 @@ def _pins() -> Iterator[tuple[str, str]]:
 
 if __name__ == "__main__":
     write_part("help/compatibility.md", "versions", versions())
+    write_part("help/compatibility.md", "matrix", matrix())

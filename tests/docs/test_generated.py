@@ -1,6 +1,7 @@
 """The generated pages, parts of pages and stubs are up to date."""
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import hookline
 from hookline.core.catalog import ARGUMENTS, CATALOG, SPELLINGS
@@ -23,11 +25,12 @@ REMEDY = "run `make docs` and commit what it writes"
 
 sys.path.insert(0, str(ROOT / "tools"))
 (
-    api_page, architecture_page, benchmarks_page, compatibility_page, events_page, pages, public_stub, reference_pages,
+    api_page, architecture_page, benchmarks_page, compatibility_page, events_page, matrix, pages, public_stub,
+    reference_pages,
 ) = (
     import_module(name)
     for name in (
-        "api_page", "architecture_page", "benchmarks_page", "compatibility_page", "events_page", "pages",
+        "api_page", "architecture_page", "benchmarks_page", "compatibility_page", "events_page", "matrix", "pages",
         "public_stub", "reference_pages",
     )
 )  # fmt: skip
@@ -37,6 +40,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "public names": ("reference/api.md", api_page.api_reference),
     "source tree": ("project/architecture.md", architecture_page.source_tree),
     "versions": ("help/compatibility.md", compatibility_page.versions),
+    "matrix": ("help/compatibility.md", compatibility_page.matrix),
 }
 
 
@@ -85,6 +89,18 @@ def test_generated_parts_are_current(name: str) -> None:
 def test_the_stubs_are_current(name: str) -> None:
     """The stubs have the names of the table in __init__.py, and the keywords of the functions that get them."""
     assert (public_stub.SOURCE / name).read_text(encoding="utf-8") == public_stub.STUBS[name](), REMEDY
+
+
+@pytest.mark.parametrize("row", matrix.ROWS, ids=lambda row: row.name)
+def test_the_matrix_ran_with_the_bounds_of_today(row: Any) -> None:
+    """No row of the matrix has failed, and those that were tried had the versions that pyproject.toml names now."""
+    remedy = f"run `make matrix ARGS={row.name}` and `make docs`, and commit what they write"
+    outcome = json.loads(matrix.OUTCOMES.read_text(encoding="utf-8")).get(row.name)
+    if outcome is None:
+        pytest.skip(remedy)
+    assert "failed" not in outcome["outcome"], remedy
+    for requirement in map(Requirement, row.requirements if outcome["versions"] else ()):
+        assert requirement.specifier.contains(outcome["versions"][requirement.name], prereleases=True), remedy
 
 
 @pytest.mark.parametrize("name", public_stub.STUBS)
