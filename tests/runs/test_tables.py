@@ -115,6 +115,21 @@ def test_histograms_of_one_layer_have_rows_each(record: Record) -> None:
     assert columns["low"][0] <= 1 <= columns["high"][0] < columns["low"][1] <= 8 <= columns["high"][1]
 
 
+def test_histograms_of_several_hooks_are_all_there(record: Record) -> None:
+    """Two monitors may write one series in different resolutions."""
+    counts, tops = histograms([torch.tensor([1.0, 3.0])])
+    for step in (1, 2):
+        for name, per_octave in (("fine", 8), ("coarse", 1)):
+            record.log_layers("gradients", step, [name], ["norm", "top_octave"], torch.stack([tops, tops], dim=1))
+            record.log_layers("gradient_histograms", step, [name], ["count"], fold(counts, per_octave).unsqueeze(1))
+    columns = load(record).layers["gradient_histograms"]
+    assert columns["step"] == [1] * 4 + [2] * 4
+    assert columns["name"] == ["fine", "fine", "coarse", "coarse"] * 2
+    fine, coarse = ([columns[end][index] for end in ("low", "high")] for index in (1, 3))
+    assert coarse == [2.0, 4.0] and 2.0 < fine[0] < 3.0 <= fine[1] < 4.0
+    assert columns["count"] == [1] * 8
+
+
 def test_a_nan_of_a_layer_is_not_a_missing_value(record: Record) -> None:
     """A statistic that was NaN is NaN, one that was not written is None, and a name without any has no row."""
     record.log_layers("s", 1, ["a"], ["x", "y"], torch.tensor([[NAN, 2.0]]))

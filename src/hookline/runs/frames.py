@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,16 @@ from hookline._bins import bin_edges
 from hookline._sizes import has_too_many_gaps
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.format import WINDOW_COLUMNS, MediaRow
+from hookline.record.format import Floats, MediaRow, SeriesHeader
+from hookline.runs.histograms import HistogramReader
 from hookline.runs.layers import SeriesTable, read_layer_tables
 from hookline.runs.media import read_media
 from hookline.runs.named import find_run
 from hookline.runs.reader import RunReader, rows_of_steps
 
 Columns = dict[str, list[Any]]  # equally long
+_Counted = dict[tuple[int, str, str], tuple[Floats, float]]
+"""By step, name and column of a histogram: its counts, and the octave in which its bins end."""
 
 _FIRST = ("step", "epoch", "time")
 _NUMBERS = frozenset({bool, int, float})
@@ -67,11 +70,7 @@ def load_run(path: Path | str | None) -> LoadedRun:
     reader = RunReader(find_run(path))
     run, config = reader.run, reader.config  # first: without run.json the directory is not a run
     metrics = columns_of(rows_of_steps(reader), _FIRST)
-    events, tables = reader.events(), read_layer_tables(reader)
-    layers = {
-        name: _long_columns(table) if table.values.ndim == 3 else _histogram_columns(name, tables)
-        for name, table in tables.items()
-    }
+    events, layers = reader.events(), _read_layers(reader)
     reader.warn_of_damage()
     return LoadedRun(reader.path, run, config, metrics, events, layers)
 
@@ -98,50 +97,47 @@ def _of_one_type(values: list[Any]) -> list[Any]:
         return values
 
 
-def _histogram_columns(name: str, tables: Mapping[str, SeriesTable]) -> Columns:
-    """Return a row for each bin of a monitor's histograms that is not empty; for others one for each bin.
+def _read_layers(reader: RunReader) -> dict[str, Columns]:
+    """Read every series as columns: histograms with the edges of their bins, if a monitor wrote where these are."""
+    histograms, by_series = HistogramReader(), dict[str, _Counted]()
 
-    Where the bins end is in the statistics of the same step. A histogram without them, as a kill may leave one, is left
-    out. The histograms of one layer have different edges, so that each has its own rows.
+    def rows() -> Iterator[tuple[int, SeriesHeader, Floats]]:
+        for step, header, values in reader.layers():
+            for row in histograms.read(step, header, values):
+                if row.tops is not None:
+                    counted = zip(row.names, row.counts, row.tops.tolist(), strict=True)
+                    keyed = {(step, name, row.column): (counts, top) for name, counts, top in counted}
+                    by_series.setdefault(row.series, {}).update(keyed)
+            yield step, header, values
+
+    return {
+        name: _histogram_columns(table, by_series[name]) if name in by_series else _long_columns(table)
+        for name, table in read_layer_tables(rows()).items()
+    }
+
+
+def _histogram_columns(table: SeriesTable, counted: _Counted) -> Columns:
+    """Return a row for each bin that is not empty.
+
+    The histograms of one layer have different edges, and those of several hooks other numbers of bins, so that each has
+    its own rows.
     """
-    table = tables[name]
-    rows = []
-    for index, column in enumerate(table.columns):
-        ends, top_column = WINDOW_COLUMNS.get((name, column), ("", ""))
-        if ends not in tables or top_column not in tables[ends].columns:
-            continue
-        tops = _tops(tables[ends], top_column)
-        for step, layer in np.argwhere(table.written[:, :, index]).tolist():
-            top = tops.get((table.steps[step], table.names[layer]))
-            if top is not None:
-                counts = table.values[step, layer, index]
-                places = counts.nonzero()[0]
-                low, high = bin_edges(len(counts), top)
-                values = [int(count) if count.is_integer() else count for count in counts[places].tolist()]
-                rows.append((step, layer, index, low[places].tolist(), high[places].tolist(), values))
-    if not rows:
-        return _long_columns(table)
     columns: Columns = {title: [] for title in ("step", "name", "low", "high")}
-    titles = []
-    for column in table.columns:
-        titles.append(strict_json.free_name(column, columns))
-        columns[titles[-1]] = []
-    for step, layer, index, low, high, values in sorted(rows, key=lambda row: row[:3]):
-        columns["step"] += [table.steps[step]] * len(low)
-        columns["name"] += [table.names[layer]] * len(low)
-        columns["low"] += low
-        columns["high"] += high
-        for title in titles:
-            columns[title] += values if title == titles[index] else [None] * len(low)
+    titles: dict[str, str] = {}
+    for column in dict.fromkeys([*table.columns, *(column for *_, column in counted)]):
+        titles[column] = strict_json.free_name(column, columns)
+        columns[titles[column]] = []
+    names = dict.fromkeys(name for _, name, _ in counted)
+    name_at, column_at = ({key: index for index, key in enumerate(keys)} for keys in (names, titles))
+    for step, name, column in sorted(counted, key=lambda key: (key[0], name_at[key[1]], column_at[key[2]])):
+        counts, top = counted[step, name, column]
+        places = counts.nonzero()[0]
+        low, high = (ends[places].tolist() for ends in bin_edges(len(counts), top))
+        values = [int(count) if count.is_integer() else count for count in counts[places].tolist()]
+        cells = {"step": [step] * len(low), "name": [name] * len(low), "low": low, "high": high, titles[column]: values}
+        for title, column_cells in columns.items():
+            column_cells += cells.get(title, [None] * len(low))
     return {title: _of_one_type(cells) for title, cells in columns.items()}
-
-
-def _tops(table: SeriesTable, column: str) -> dict[tuple[int, str], float]:
-    """Return the octave in which histograms end, by step and name, where it was written."""
-    index = table.columns.index(column)
-    values = table.values[:, :, index]
-    places = np.argwhere(table.written[:, :, index] & np.isfinite(values)).tolist()
-    return {(table.steps[step], table.names[name]): float(values[step, name]) for step, name in places}
 
 
 def _long_columns(table: SeriesTable) -> Columns:

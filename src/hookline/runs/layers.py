@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,13 +47,14 @@ class LayerSeries:
 def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
     """Read every series of a run by its name; empty if the run wrote none.
 
-    If a step was written twice, as by a resumed run, the later values count. Lines that are torn or damaged are left
-    out with a `RuntimeWarning`, as in `read_metrics`.
+    If a step was written twice, as by a resumed run, the later values count. If several hooks wrote histograms of one
+    series in different resolutions, those of the last one count; `load_run` has all of them. Lines that are torn or
+    damaged are left out with a `RuntimeWarning`, as in `read_metrics`.
     """
     import torch
 
     reader = RunReader(find_run(run_dir))
-    tables = read_layer_tables(reader)
+    tables = read_layer_tables(reader.layers())
     reader.warn_of_damage()
     return {
         name: LayerSeries(table.names, table.columns, table.steps, torch.from_numpy(table.values))
@@ -71,10 +73,10 @@ class SeriesTable(NamedTuple):
     """[steps, names, columns]: whether there is a value, because a NaN may be one, too."""
 
 
-def read_layer_tables(reader: RunReader) -> dict[str, SeriesTable]:
-    """Read every series of a run by its name."""
+def read_layer_tables(rows: Iterable[tuple[int, SeriesHeader, Floats]]) -> dict[str, SeriesTable]:
+    """Make a table of every series from the rows that `RunReader.layers` yields, by name."""
     by_series: dict[str, _Steps] = {}
-    for step, header, values in reader.layers():
+    for step, header, values in rows:
         written = by_series.setdefault(header.series, {}).setdefault(step, {})
         written.pop(header, None)  # what comes later overwrites, also where headers overlap
         written[header] = values
