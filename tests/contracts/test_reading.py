@@ -98,6 +98,8 @@ sys.addaudithook(note_open)  # for good: hooks of this kind cannot be removed
         ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
         ["export", "resumed"], ["export", "rich"], ["plot", "rich", "other"], ["label", "rich"], ["runs"],
         ["tail", "rich"], ["checkpoints", "resumed"], ["verify-checkpoint", "resumed", "last"],
+        ["show", "latest"], ["compare", "diverging", "two ranks"], ["plot", "aaaaaaab", "latest"], ["export", "latest"],
+        ["report", "two ranks"], ["tail", "latest"],
     ],
     ids=" ".join,
 )  # fmt: skip

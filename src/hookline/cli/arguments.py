@@ -9,9 +9,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
-from hookline.runs.named import find_run
+from hookline.runs.find import RunFiles
+from hookline.runs.named import find_files
 
 Arguments = dict[str, dict[str, Any]]
 """By name of an argument: what `ArgumentParser.add_argument` takes."""
@@ -73,11 +75,13 @@ def positive(word: str) -> int:
 
 
 def resolve_runs(options: argparse.Namespace) -> None:
-    """Replace the names of runs with their directories."""
+    """Replace the names of runs with their files; several names of one run are one."""
     if hasattr(options, "run"):
-        options.run = str(find_run(options.run))
+        options.run = find_files(options.run)
     if hasattr(options, "runs"):
-        options.runs = [str(find_run(given)) for given in options.runs]
+        known: dict[Path, RunFiles] = {}
+        files = [find_files(given, known=known) for given in options.runs]
+        options.runs = [*{run.path.resolve(): run for run in files}.values()]
 
 
 def suggest_override(option: str, arguments: Sequence[str]) -> str:

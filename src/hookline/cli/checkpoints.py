@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,11 +25,11 @@ def run(options: argparse.Namespace) -> int:
     from hookline.checkpoints.find import checkpoints_of
     from hookline.checkpoints.store import checkpoints_in
 
-    checkpoints = checkpoints_in(checkpoints_of(Path(options.run)))
+    checkpoints = checkpoints_in(checkpoints_of(options.run.path))
     if not checkpoints:
-        is_run = (Path(options.run) / "run.json").exists()
+        is_run = (options.run.path / "run.json").exists()
         remedy = "the run has not saved one yet" if is_run else "pass a run's directory, runs/<run_id>"
-        raise HooklineError(f"no checkpoint in {options.run}; {remedy}")
+        raise HooklineError(f"no checkpoint in {options.run.path}; {remedy}")
     return verify_and_print(checkpoints, options.json)
 
 

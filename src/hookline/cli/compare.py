@@ -7,7 +7,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
@@ -53,7 +52,7 @@ ARGUMENTS = RUNS | JSON
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison of two or more runs; the others are compared with the first."""
-    files = list({path.resolve(): RunFiles.read(path) for path in map(Path, options.runs)}.values())
+    files = options.runs
     if len(files) < 2:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
     summaries = [RunSummary.read(record, numbers=True) for record in files]

@@ -63,7 +63,7 @@ def load_model(options: argparse.Namespace) -> tuple[Trainer, Path]:
         else:
             raise HooklineError(f"--data {word}: one file at a time, and key=value for single parameters")
     trainer, checkpoint = load_trainer(
-        options.run, [*changes, *options.words], options.checkpoint, options.allow, options.device, section
+        options.run.path, [*changes, *options.words], options.checkpoint, options.allow, options.device, section
     )
     if not trainer.val_loaders:
         raise ConfigError("data", "has no `validation` to iterate over, and nothing else says what to measure")

@@ -15,7 +15,7 @@ from hookline.cli.arguments import JSON, RUN, argument
 from hookline.cli.formatting import print_json
 from hookline.errors import HooklineError, error_text
 from hookline.record import strict_json
-from hookline.runs.frames import Columns, LoadedRun, columns_of, load_run
+from hookline.runs.frames import Columns, LoadedRun, columns_of, load_files
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins so
 _MAX_NAME_LENGTH = 100  # characters of a series in a file's name
@@ -33,7 +33,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> int:
     """Write one file per table, and print each file with its number of rows."""
     write = _parquet_writer() if options.to == "parquet" else {"csv": _write_csv, "jsonl": _write_jsonl}[options.to]
-    loaded = load_run(options.run)
+    loaded = load_files(options.run)
     run_id = loaded.run.get("run_id", loaded.path.name)
     directory = Path(f"{_safe(str(run_id))}-export" if options.output is None else options.output)
     _make_empty(directory)

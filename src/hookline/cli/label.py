@@ -20,7 +20,6 @@ from hookline.record.labels import (
     read_labels,
     write_labels,
 )
-from hookline.runs.find import RunFiles
 
 ARGUMENTS = (
     RUN
@@ -34,16 +33,16 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> int:
     """Change the labels that options name, and print all of them."""
-    record = RunFiles.read(options.run)
+    record, run_id = options.run, options.run.run_id  # first: without run.json the directory is not a run
     labels = read_labels(record.path)
     if options.name is not None or options.tag or options.untag or options.notes is not None:
         write_labels(record.path, change(labels, options))
         labels = read_labels(record.path)
     if options.json:
-        print_json({"run_id": record.run_id, **labels.to_json()})
+        print_json({"run_id": run_id, **labels.to_json()})
         return 0
     console = open_console()
-    heading(console, bounded(record.run_id))
+    heading(console, bounded(run_id))
     labeled(console, "name", bounded(labels.name or "-", MAX_NAME_LENGTH), width=7)
     labeled(console, "tags", bounded(", ".join(labels.tags) or "-", MAX_TAGS * (MAX_TAG_LENGTH + 2)), width=7)
     first, *others = bounded(labels.notes or "-", MAX_NOTES_LENGTH).splitlines() or ["-"]

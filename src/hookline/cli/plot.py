@@ -41,7 +41,7 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> int:
     """Draw a chart for each metric, with the runs over each other."""
-    files = list({path.resolve(): RunFiles.read(path) for path in map(Path, options.runs)}.values())
+    files = options.runs
     suffix = None if options.output is None else Path(options.output).suffix.lower()
     if suffix is not None and suffix not in FORMATS:
         raise HooklineError(f"--output {options.output}: the name must end with {' or '.join(FORMATS)}")

@@ -22,9 +22,8 @@ def run(options: argparse.Namespace) -> int:
     """Write the report, into the run's directory unless another file is given, and print its path."""
     if options.output is not None:
         check_output(Path(options.output))
-    directories = list({Path(run).resolve(): Path(run) for run in options.runs}.values())
-    summaries = [RunSummary.read(path, media=True, numbers=len(directories) > 1) for path in directories]
-    default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
+    summaries = [RunSummary.read(run, media=True, numbers=len(options.runs) > 1) for run in options.runs]
+    default = options.runs[0].path / REPORT if len(options.runs) == 1 else Path(COMPARISON)
     path = default if options.output is None else Path(options.output)
     write_report(path, summaries)
     CommandOutput().write(f"{printable(str(relative_to_here(path)))}\n")

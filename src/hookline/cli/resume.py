@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hookline._console import print_line
@@ -30,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Rebuild the run from its recorded config, and continue from its newest good checkpoint."""
     from hookline.checkpoints.find import run_directory
 
-    path = Path(options.run)
+    path = options.run.path
     run_dir = run_directory(path)
     if run_dir is None:
         raise HooklineError(f"{path} is not a run: it has no run.json; pass a run's directory, runs/<run_id>")
@@ -59,5 +58,5 @@ def _check_labels(options: argparse.Namespace, config: dict[str, Any]) -> None:
         if options.fork and f"trainer.{name}" not in paths:
             config.get("trainer", {}).pop(name, None)
         elif not options.fork and f"trainer.{name}" in paths:
-            why = f"the run keeps its labels; change them with `hookline label {options.run}`"
+            why = f"the run keeps its labels; change them with `hookline label {options.run.path}`"
             raise ConfigError(f"trainer.{name}", why)

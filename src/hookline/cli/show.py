@@ -49,7 +49,7 @@ ARGUMENTS = RUN | flag("--metrics", "print all metrics of the run, and nothing e
 
 def run(options: argparse.Namespace) -> int:
     """Print the verdict on a run and why, and what fits a screen."""
-    files = RunFiles.read(options.run)
+    files = options.run
     summary = RunSummary.read(files)
     alerts = find_alerts(summary)
     verdict = judge(alerts)

@@ -30,8 +30,7 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> int:
     """Print rows until the run ends or Ctrl-C, which is how one leaves a run that continues."""
-    run = RunFiles.read(options.run)
-    console = open_console()
+    run, console = options.run, open_console()
     files, shown, was_running = [run.follow(name) for name in (METRICS, EVENTS)], slice(-options.lines, None), True
     try:
         while True:

@@ -18,7 +18,7 @@ from hookline.record.format import Floats, MediaRow, SeriesHeader
 from hookline.runs.histograms import HistogramReader
 from hookline.runs.layers import SeriesTable, read_layer_tables
 from hookline.runs.media import read_media
-from hookline.runs.named import find_run
+from hookline.runs.named import find_files
 from hookline.runs.reader import RunReader, rows_of_steps
 
 Columns = dict[str, list[Any]]  # equally long
@@ -67,7 +67,11 @@ def load_run(path: Path | str | None) -> LoadedRun:
 
     >>> pandas.DataFrame(load_run("runs/20261115-092219-8k69kgy6").metrics).plot(x="step", y="train/loss")
     """
-    reader = RunReader(find_run(path))
+    return load_files(find_files(path))
+
+
+def load_files(reader: RunReader) -> LoadedRun:
+    """Read the whole record of a run from its files, as `load_run` does."""
     run, config = reader.run, reader.config  # first: without run.json the directory is not a run
     metrics = columns_of(rows_of_steps(reader), _FIRST)
     events, layers = reader.events(), _read_layers(reader)

@@ -15,8 +15,7 @@ from hookline._sizes import has_too_many_gaps
 from hookline._words import nearest
 from hookline.errors import RecordError
 from hookline.record.format import Floats, SeriesHeader
-from hookline.runs.named import find_run
-from hookline.runs.reader import RunReader
+from hookline.runs.named import find_files
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +52,7 @@ def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
     """
     import torch
 
-    reader = RunReader(find_run(run_dir))
+    reader = find_files(run_dir)
     tables = read_layer_tables(reader.layers())
     reader.warn_of_damage()
     return {

@@ -17,8 +17,8 @@ from hookline.record.json_lines import (
     read_bytes,
     warn_at_caller,
 )
-from hookline.runs.named import find_run
-from hookline.runs.reader import MEDIA, RunReader
+from hookline.runs.named import find_files
+from hookline.runs.reader import MEDIA
 
 _FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PLAIN = (str, int, float, bool, type(None))
@@ -30,7 +30,7 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
     Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
     `RuntimeWarning`, as are lines that are torn or damaged.
     """
-    reader = RunReader(find_run(run_dir))
+    reader = find_files(run_dir)
     lines = reader.media_lines()
     reader.warn_of_damage()
     return [*read_newest_media(reader.path, lines)][::-1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from hookline._console import print_line, printable
 from hookline.errors import RecordError
 from hookline.record.json_lines import directory_of
-from hookline.record.labels import LATEST, read_labels
+from hookline.record.labels import LATEST
 from hookline.runs.find import RunFiles
 from hookline.runs.reader import RUN
 
@@ -20,7 +22,14 @@ _MAX_LISTED = 10  # runs in a message
 
 
 def find_run(given: Path | str | None, runs: Path | str = RUNS) -> Path:
-    """Return the directory that is named: a path that exists, a run in `runs` or in its DIR, or a run's checkpoint.
+    """Return the directory that is named, as `find_files` finds it."""
+    return find_files(given, runs).path
+
+
+def find_files(
+    given: Path | str | None, runs: Path | str = RUNS, known: dict[Path, RunFiles] | None = None
+) -> RunFiles:
+    """Return the files of what is named: a path that exists, a run in `runs` or in its DIR, or a run's checkpoint.
 
     ``latest`` and ``DIR/latest`` are the newest run; otherwise ``TEXT`` and ``DIR/TEXT`` are, in this order, the run
     with this id, the newest run with this name, the run whose id begins with it, and the run whose id ends with it.
@@ -30,20 +39,21 @@ def find_run(given: Path | str | None, runs: Path | str = RUNS) -> Path:
     Args:
         given: What a command line or a script names.
         runs: Where runs are whose directory is not given.
+        known: The files of runs that were looked at before, so that they are not read again; more are added.
 
     Raises:
         RecordError: If there is no such run, or several runs have this beginning or end of an id.
     """
-    path = directory_of(given)
+    path, known = directory_of(given), {} if known is None else known
     if os.path.exists(path) or not path.name:  # noqa: PTH110 - unlike Path's, it never raises
-        return path
+        return known.setdefault(path, RunFiles(path))
     try:
-        return _find_run(str(given), path, Path(runs))
+        return _find_run(str(given), path, Path(runs), known)
     except RecordError:
         checkpoint = _find_checkpoint(path, Path(runs)) if len(path.parts) > 1 else None
         if checkpoint is None:
             raise
-        return checkpoint
+        return RunFiles(checkpoint)
 
 
 def _find_checkpoint(path: Path, runs: Path) -> Path | None:
@@ -73,23 +83,23 @@ def _find_checkpoint(path: Path, runs: Path) -> Path | None:
     raise RecordError(f"{path}: {run} has no checkpoint {path.name!r}; it has {listed}")
 
 
-def _find_run(given: str, path: Path, root: Path) -> Path:
+def _find_run(given: str, path: Path, root: Path, known: dict[Path, RunFiles]) -> RunFiles:
     directory = path.parent if len(path.parts) > 1 else root
-    runs = _runs_in(directory)
+    runs = _runs_in(directory, known)
     if path.name == LATEST:
         newest = _newest(runs)
         if newest is None:
             raise RecordError(f"{given}: no run is in {directory}/; pass a run's directory, or DIR/{LATEST}")
         return newest
-    if directory / path.name in runs:
-        return directory / path.name
-    if named := [run for run in runs if _name_of(run) == path.name]:
+    if same := [run for run in runs if run.path == directory / path.name]:
+        return same[0]
+    if named := [run for run in runs if run.labels.name == path.name]:
         return _newest_of(named, given)
-    if len(path.parts) > 1 and (named := [run for run in _runs_in(root) if _name_of(run) == given]):
+    if len(path.parts) > 1 and (named := [run for run in _runs_in(root, known) if run.labels.name == given]):
         return _newest_of(named, given)
-    where, matching = "begin", [run for run in runs if run.name.startswith(path.name)]
+    where, matching = "begin", [run for run in runs if run.path.name.startswith(path.name)]
     if not matching:  # the ids of one day begin alike
-        where, matching = "end", [run for run in runs if run.name.endswith(path.name)]
+        where, matching = "end", [run for run in runs if run.path.name.endswith(path.name)]
     if not matching:
         raise RecordError(_unknown_text(given, directory, runs))
     if len(matching) > 1:
@@ -100,57 +110,48 @@ def _find_run(given: str, path: Path, root: Path) -> Path:
     return matching[0]
 
 
-def _newest_of(runs: list[Path], given: str) -> Path:
+def _newest_of(runs: list[RunFiles], given: str) -> RunFiles:
     """Return the newest of the runs with a name; the one that is used is printed if there are several."""
     newest = _newest(runs) or runs[-1]
     if len(runs) > 1:
-        text = f"{len(runs)} runs are named {given}; the newest, {newest.name}, is used"
+        text = f"{len(runs)} runs are named {given}; the newest, {newest.path.name}, is used"
         print_line(f"hookline: {printable(text)}", sys.stderr)
     return newest
 
 
-def _unknown_text(given: str, directory: Path, runs: list[Path]) -> str:
+def _unknown_text(given: str, directory: Path, runs: list[RunFiles]) -> str:
     """Return what is wrong with a name that no run has, with the nearest one."""
     if not runs:
         return f"{given}: no run is in {directory}/; pass a run's directory"
-    known = [name for run in runs for name in (run.name, _name_of(run)) if name]
+    known = [name for run in runs for name in (run.path.name, run.labels.name) if name]
     near = difflib.get_close_matches(Path(given).name, known, 1)
     question = f"did you mean {near[0]!r}? " if near else ""
     where = "" if directory == Path(RUNS) else f" {directory}"
     return f"{given}: no run in {directory}/ has this path, id or name; {question}`hookline runs{where}` lists them"
 
 
-def _described(run: Path) -> str:
+def _described(run: RunFiles) -> str:
     """Return a run's id with its outcome and when it began."""
     try:
-        record = RunFiles.read(run)
+        started = "" if run.started is None else f", {run.started:%Y-%m-%d %H:%M}"
+        return f"{run.path.name} ({run.outcome[:20]}{started})"
     except RecordError:
-        return run.name
-    started = "" if record.started is None else f", {record.started:%Y-%m-%d %H:%M}"
-    return f"{run.name} ({record.outcome[:20]}{started})"
+        return run.path.name
 
 
-def _runs_in(directory: Path) -> list[Path]:
+def _runs_in(directory: Path, known: dict[Path, RunFiles]) -> list[RunFiles]:
     try:
-        return sorted(run.parent for run in directory.glob(f"*/{RUN}"))
+        paths = [file.parent for file in sorted(directory.glob(f"*/{RUN}"))]
     except (OSError, ValueError):  # a name that is too long, or has a NUL in it
         return []
+    return [known.setdefault(path, RunFiles(path)) for path in paths]
 
 
-def _newest(runs: list[Path]) -> Path | None:
+def _newest(runs: list[RunFiles]) -> RunFiles | None:
     """Return the run that was started last; None if no run.json says when."""
-    dated = []
-    for path in runs:
-        try:
-            if (started := RunFiles.read(path).started) is not None:
-                dated.append((started, path))
-        except RecordError:
-            continue
-    return max(dated)[1] if dated else None
-
-
-def _name_of(run: Path) -> str | None:
-    try:
-        return read_labels(run).name
-    except RecordError:
-        return None
+    dated: dict[tuple[datetime, Path], RunFiles] = {}
+    for run in runs:
+        with suppress(RecordError):
+            if run.started is not None:
+                dated[run.started, run.path] = run
+    return dated[max(dated)] if dated else None

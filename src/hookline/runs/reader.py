@@ -411,9 +411,9 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     comes later. The line that marks where it resumed is not a row. Lines that are torn by a kill or damaged are left
     out with a `RuntimeWarning`, which has their number.
     """
-    from hookline.runs.named import find_run  # That module imports this one.
+    from hookline.runs.named import find_files  # That module imports this one.
 
-    reader = RunReader(find_run(run_dir))
+    reader = find_files(run_dir)
     rows = rows_of_steps(reader)
     reader.warn_of_damage()
     return rows
@@ -436,9 +436,9 @@ def rows_of_steps(reader: RunReader) -> list[dict[str, Any]]:
 
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
-    from hookline.runs.named import find_run  # That module imports this one.
+    from hookline.runs.named import find_files  # That module imports this one.
 
-    reader = RunReader(find_run(run_dir))
+    reader = find_files(run_dir)
     events = reader.events()
     reader.warn_of_damage()
     return events
