@@ -82,7 +82,7 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         return err
 
     assert "--metric train/los: no such metric; did you mean 'train/loss'?" in error_of("one", "--metric", "train/los")
-    assert "no metric has been written yet" in error_of("empty")
+    assert "empty: no metric has been written yet" in error_of("empty")
     assert "must end with .svg or .png" in error_of("one", "--output", "x.jpg")
     assert "nowhere: no run in runs/ has this path, id or name" in error_of("nowhere")
     Path("x.svg").mkdir()

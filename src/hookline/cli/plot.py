@@ -75,7 +75,7 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
     """Return the curves of the metrics that are asked for, or of the losses; every metric has at least one."""
     names = {name for curves in known.values() for name in curves}
     if not names:
-        raise HooklineError("no metric has been written yet")
+        raise HooklineError(f"{bounded(', '.join(known))}: no metric has been written yet")
     wanted = list(dict.fromkeys(metrics)) or [name for name in LOSSES if name in names]
     if not wanted:
         raise HooklineError(f"pass --metric; {nearest('', names, LISTS_METRICS)}")
