@@ -11,10 +11,9 @@ from typing import Any
 
 from hookline import cli
 from hookline._fs import relative_to_here
+from hookline.record.labels import LABEL_OPTIONS
 from hookline.report import REPORT
 from hookline.runs.find import KILLED, RunFiles
-
-LABELS = ("name", "tags", "notes")  # options of the trainer that a resumed run keeps
 
 
 def overrides_among(words: Sequence[str]) -> list[str]:
@@ -48,8 +47,7 @@ def resume_command(run_dir: Path, options: argparse.Namespace, processes: int | 
         options: The arguments of the command that trained it.
         processes: How many processes torchrun starts on each machine; without torchrun, None.
     """
-    labels = tuple(f"trainer.{name}=" for name in LABELS)
-    words = [word for word in options.words if not word.startswith(labels)]
+    words = [word for word in options.words if word.partition("=")[0] not in LABEL_OPTIONS]
     repeated = argparse.Namespace(**{**vars(options), "words": words})
     command = command_like(repeated, "resume", str(relative_to_here(run_dir)))
     return command if processes is None else f"torchrun --nproc-per-node={processes} -m {command}"

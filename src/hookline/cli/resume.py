@@ -9,10 +9,11 @@ from typing import Any
 
 from hookline._console import print_line
 from hookline.cli.arguments import DEVICE, OVERRIDES, PERMISSIONS, flag, run_argument
-from hookline.cli.command_lines import LABELS, command_like, report_command
+from hookline.cli.command_lines import command_like, report_command
 from hookline.cli.train import train_and_report
 from hookline.config.recorded import read_recorded
 from hookline.errors import ConfigError, HooklineError, RecordError
+from hookline.record.labels import LABEL_OPTIONS
 from hookline.runs.find import RunFiles
 from hookline.runs.reader import CONFIG
 
@@ -54,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
 def _check_labels(options: argparse.Namespace, config: dict[str, Any]) -> None:
     """Give a new run the labels of the command line only, and refuse them for a run that has labels already."""
     paths = {word.partition("=")[0] for word in options.words}
-    for name in LABELS:
-        if options.fork and f"trainer.{name}" not in paths:
-            config.get("trainer", {}).pop(name, None)
-        elif not options.fork and f"trainer.{name}" in paths:
+    for option in LABEL_OPTIONS:
+        if options.fork and option not in paths:
+            config.get("trainer", {}).pop(option.removeprefix("trainer."), None)
+        elif not options.fork and option in paths:
             why = f"the run keeps its labels; change them with `hookline label {options.run.path}`"
-            raise ConfigError(f"trainer.{name}", why)
+            raise ConfigError(option, why)

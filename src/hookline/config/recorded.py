@@ -8,8 +8,7 @@ from typing import Any
 
 from hookline.errors import ConfigError, HooklineError
 from hookline.record.json_lines import as_mapping
-
-_LABELS = ("trainer.name", "trainer.tags", "trainer.notes")
+from hookline.record.labels import LABEL_OPTIONS
 
 
 def read_recorded(
@@ -43,7 +42,7 @@ def read_recorded(
     if change is not None:
         change(config)
     for secret in _redacted(config, ""):
-        if secret.startswith(_LABELS):  # a run keeps those of its labels.json
+        if secret.startswith(LABEL_OPTIONS):  # a run keeps those of its labels.json
             continue
         remedy = f"pass it again: {secret}=value, or as ${{env:NAME}}"
         raise ConfigError(secret, f"was a secret and was not recorded; {remedy}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ class Labels:
     def to_json(self) -> dict[str, Any]:
         """Return the fields of labels.json."""
         return {"version": VERSION, "name": self.name, "tags": list(self.tags), "notes": self.notes}
+
+
+LABEL_OPTIONS = tuple(f"trainer.{field.name}" for field in fields(Labels))
+"""The options of a config that label a new run; a run that continues keeps its labels."""
 
 
 def read_labels(directory: Path | str) -> Labels:

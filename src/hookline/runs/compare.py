@@ -19,6 +19,7 @@ from hookline.record import strict_json
 from hookline.record.events import EVENTS
 from hookline.record.format import SeriesHeader
 from hookline.record.json_lines import as_mapping
+from hookline.record.labels import LABEL_OPTIONS
 from hookline.runs.config import flatten_config
 from hookline.runs.reader import CONFIG
 from hookline.runs.summary import Array, Numbers, RunSummary
@@ -34,7 +35,6 @@ _CANNOT_CHANGE_NUMBERS = frozenset({
     "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
 _SEED_ARGUMENT = re.compile(r"(seed)[= ]+\S+", re.IGNORECASE)  # A seed among the arguments of a script.
-_LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,7 @@ def _readable(run: RunSummary) -> dict[str, Any]:
 def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
     values = {key: value for key, value in as_mapping(run.files.config).items() if key != "hooks"}
-    if isinstance(trainer := values.get("trainer"), Mapping):
-        values["trainer"] = {key: value for key, value in trainer.items() if key not in _LABELS}
-    flat = flatten_config(values)
+    flat = {key: value for key, value in flatten_config(values).items() if key not in LABEL_OPTIONS}
     if "trainer.seed" not in flat and run.run.get("seed") is not None:
         flat["seed"] = run.run["seed"]
     return flat
@@ -168,10 +166,9 @@ def _environment(run: RunSummary) -> dict[str, Any]:
 
 def _command_text(argv: Sequence[str]) -> str:
     """Return a command line without the directory of its program, and without labels, which only describe a run."""
-    labels = tuple(f"trainer.{name}=" for name in _LABELS)
     program = PurePath(argv[0]).name if argv else ""
     words = ["hookline" if program == "__main__.py" else program, *argv[1:]]
-    return shlex.join(word for word in words if not word.startswith(labels))
+    return shlex.join(word for word in words if word.partition("=")[0] not in LABEL_OPTIONS)
 
 
 # ---- runs of one config ----------------------------------------------------------------------------------------------
@@ -214,7 +211,7 @@ def _without_seeds(run: RunSummary) -> str | None:
         config = flatten_config(run.files.config)
     except RecordError:
         return None
-    left_out = {f"trainer.{name}" for name in (_CANNOT_CHANGE_NUMBERS | _LABELS) - {"validate_every"}}
+    left_out = {*LABEL_OPTIONS, *(f"trainer.{name}" for name in _CANNOT_CHANGE_NUMBERS - {"validate_every"})}
     values = {key: value for key, value in config.items() if key not in left_out and key.rpartition(".")[2] != "seed"}
     argv = run.run.get("environment", {}).get("argv", [])
     command = _command_text(argv)
