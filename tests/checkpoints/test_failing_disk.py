@@ -81,7 +81,7 @@ def test_the_order_of_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     calls = calls_of_a_save(tmp_path, monkeypatch)
     assert calls[:2] == ["open", "fsync"]  # the new directory's name
     per_file = " ".join(calls[2:-5]).split("open")[1:]
-    assert len(per_file) == 4 and all(one.split()[-1] == "fsync" and "write" in one for one in per_file)
+    assert len(per_file) == 4 and all(call.split()[-1] == "fsync" and "write" in call for call in per_file)
     assert calls[-5:] == ["open", "fsync", "rename", "open", "fsync"]
 
 
@@ -98,11 +98,11 @@ def test_every_call_may_fail(error: int | None, tmp_path: Path, monkeypatch: pyt
             with pytest.raises(Died if error is None else CheckpointError) as raised:
                 save(directory, 2)
         assert error is None or os.strerror(error) in str(raised.value)
-        found, passed_over = newest_good(directory)
-        assert found is not None and passed_over == []
+        newest, passed_over = newest_good(directory)
+        assert newest is not None and passed_over == []
         renamed = fail_at >= count - 4  # the name is there, only its durability was not confirmed
-        assert found.name == ("step-00000002" if renamed else "step-00000001")
-        assert read_checkpoint(found)[0]["model"]["w"][0] == (2 if renamed else 1)
+        assert newest.name == ("step-00000002" if renamed else "step-00000001")
+        assert read_checkpoint(newest)[0]["model"]["w"][0] == (2 if renamed else 1)
         assert verify_checkpoint(old) == []
         assert error is None or not [entry for entry in directory.iterdir() if entry.name.startswith(".")]
 

@@ -45,17 +45,17 @@ def bits(value: float) -> bytes:
     return struct.pack(">d", value)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Compare values and types, bit for bit, at every depth."""
-    if type(one) is not type(other):
+    if type(first) is not type(other):
         return False
-    if isinstance(one, float):
-        return bits(one) == bits(other)
-    if isinstance(one, dict):
-        return [*map(repr, one)] == [*map(repr, other)] and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(first, float):
+        return bits(first) == bits(other)
+    if isinstance(first, dict):
+        return [*map(repr, first)] == [*map(repr, other)] and all(same(first[key], other[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(other) and all(map(same, first, other))
+    return bool(first == other)
 
 
 scalars = (
@@ -298,8 +298,8 @@ def test_cycles_and_bottomless_nesting(tmp_path: Path) -> None:
 def test_a_namedtuple_keeps_its_names() -> None:
     """Batches are read by field name; the class is a new one, because a file imports nothing."""
     Pair = namedtuple("Pair", "x y")
-    found = round_trip({"batch": [Pair(torch.ones(2), (1, Pair(2, 3)))]})["batch"][0]
-    assert torch.equal(found.x, torch.ones(2)) and found.y[1].y == 3 and type(found).__name__ == "Pair"
+    loaded = round_trip({"batch": [Pair(torch.ones(2), (1, Pair(2, 3)))]})["batch"][0]
+    assert torch.equal(loaded.x, torch.ones(2)) and loaded.y[1].y == 3 and type(loaded).__name__ == "Pair"
 
 
 def test_a_reused_address_ties_nothing() -> None:
@@ -322,11 +322,12 @@ def test_safetensors_reads_what_was_written(dtype: torch.dtype) -> None:
     """Matrices, scalars and empty tensors, with names that JSON must escape; dtypes it does not have are bytes."""
     tensors = {'a "quoted" ü': torch.arange(6).reshape(2, 3).to(dtype), "one": torch.ones((), dtype=dtype),
                "none": torch.zeros(0, 4, dtype=dtype), "turned": torch.arange(6).view(2, 3).t().to(dtype)}  # fmt: skip
-    found = stored_tensors(tensors)
-    assert set(found) == set(tensors)
+    loaded = stored_tensors(tensors)
+    assert set(loaded) == set(tensors)
     if dtype.is_complex or dtype in (torch.float8_e4m3fn, torch.uint16, torch.uint32, torch.uint64):
         tensors = {name: tensor.contiguous().reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
-    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(loaded[name], tensor) and loaded[name].dtype == tensor.dtype
 
 
 def test_mixed_widths_are_aligned(tmp_path: Path) -> None:

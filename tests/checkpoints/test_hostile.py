@@ -132,7 +132,7 @@ def test_links_out_of_the_directory(name: str, tmp_path: Path) -> None:
     assert f"{name}: is a link or not a plain file" in refused(path)
     elsewhere = write_good(tmp_path / "elsewhere")
     (tmp_path / "run" / "step-9").symlink_to(elsewhere)
-    assert [one.name for one in list_checkpoints(tmp_path / "run")] == ["step-2"]
+    assert [checkpoint.name for checkpoint in list_checkpoints(tmp_path / "run")] == ["step-2"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])

@@ -86,8 +86,8 @@ def test_no_memory_is_a_failed_save(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_checkpoint_may_mix_snapshots_and_live_sections(tmp_path: Path) -> None:
     """A section that is already encoded is written as it is."""
     snapshot = HostMemory().snapshot({"model": {"x": torch.ones(2)}})
-    found, _ = read_checkpoint(write_checkpoint(tmp_path, "x", {**snapshot, "loop": (1, 2)}, {}))
-    assert found["loop"] == (1, 2) and found["model"]["x"].tolist() == [1, 1]
+    sections, _ = read_checkpoint(write_checkpoint(tmp_path, "x", {**snapshot, "loop": (1, 2)}, {}))
+    assert sections["loop"] == (1, 2) and sections["model"]["x"].tolist() == [1, 1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -55,13 +55,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert path == tmp_path / "step-00000003"
     assert names(path) == ["manifest.json", "model.safetensors", "state.json"]
     assert names(tmp_path) == ["step-00000003"]
-    found, meta = read_checkpoint(path)
+    loaded, meta = read_checkpoint(path)
     assert meta == {"step": 3, "loss": 0.25}
-    assert found["loop"] == {"step": 3, "seen": (1, 2)}
-    assert found["model"]["a"] is found["model"]["tied"]
-    assert torch.equal(found["model"]["a"], sections(3)["model"]["a"])
-    assert torch.equal(found["model"]["part"], sections(3)["model"]["a"][1:])
-    found["model"]["a"].add_(1)
+    assert loaded["loop"] == {"step": 3, "seen": (1, 2)}
+    assert loaded["model"]["a"] is loaded["model"]["tied"]
+    assert torch.equal(loaded["model"]["a"], sections(3)["model"]["a"])
+    assert torch.equal(loaded["model"]["part"], sections(3)["model"]["a"][1:])
+    loaded["model"]["a"].add_(1)
     assert verify_checkpoint(path) == []
 
 
@@ -80,8 +80,8 @@ def test_views_of_one_memory_are_stored_apart(tmp_path: Path) -> None:
     """Overlapping views, slices of a big buffer and transposed tensors are all written with their own values."""
     base = torch.arange(12.0)
     state = {"all": base, "half": base[6:], "square": base.view(3, 4), "turned": base.view(3, 4).t(), "one": base[2]}
-    found, _ = read_checkpoint(write_checkpoint(tmp_path, "x", {"s": state}, {}))
-    assert all(torch.equal(found["s"][name], state[name]) for name in state)
+    loaded, _ = read_checkpoint(write_checkpoint(tmp_path, "x", {"s": state}, {}))
+    assert all(torch.equal(loaded["s"][name], state[name]) for name in state)
     path = write_checkpoint(tmp_path, "y", {"s": {"slice": torch.zeros(1_000_000)[:10]}}, {})
     assert (path / "s.safetensors").stat().st_size < 1000
 
@@ -289,10 +289,10 @@ def test_cuda_state_is_saved_and_loaded(tmp_path: Path) -> None:
     weight = torch.randn(3, device="cuda")
     path = write_checkpoint(tmp_path, "x", {"m": {"w": weight, "t": weight}}, {"step": 1})
     for where in ("cpu", "cuda", torch.device("cuda", 0)):
-        found, _ = read_checkpoint(path, where)
-        assert found["m"]["w"] is found["m"]["t"]
-        assert found["m"]["w"].device.type == torch.device(where).type
-        assert torch.equal(found["m"]["w"].cpu(), weight.cpu())
+        loaded, _ = read_checkpoint(path, where)
+        assert loaded["m"]["w"] is loaded["m"]["t"]
+        assert loaded["m"]["w"].device.type == torch.device(where).type
+        assert torch.equal(loaded["m"]["w"].cpu(), weight.cpu())
 
 
 # ---- hashes ----------------------------------------------------------------------------------------------------------

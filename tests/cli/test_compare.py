@@ -44,8 +44,8 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
 
 
 def divergence(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> dict[str, Any]:
-    (found,) = json_of(capsys, "compare", first, second)["divergences"]
-    return dict(found)
+    (result,) = json_of(capsys, "compare", first, second)["divergences"]
+    return dict(result)
 
 
 def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,17 +57,17 @@ def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(capsys: pytest.Captu
 
 def test_runs_diverge_at_the_first_step_with_other_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """The learning rate changes after step 7, so that step 8 trains with another one and step 9 has another loss."""
-    found = divergence(capsys, train(), train(Change(7)))
-    assert found["step"] == 9
-    assert found["before"] == 8
-    assert "lr changed at step 7 by change" in found["likely_causes"][0]
+    result = divergence(capsys, train(), train(Change(7)))
+    assert result["step"] == 9
+    assert result["before"] == 8
+    assert "lr changed at step 7 by change" in result["likely_causes"][0]
 
 
 def test_a_seed_is_the_likely_cause_from_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
-    found = divergence(capsys, train(), train(seed=2, warn_above=0.5))
-    assert (found["step"], found["before"]) == (1, 0)
-    assert "seed: 1 and 2" in found["likely_causes"][0]
-    assert not any("warn_above" in cause for cause in found["likely_causes"])
+    result = divergence(capsys, train(), train(seed=2, warn_above=0.5))
+    assert (result["step"], result["before"]) == (1, 0)
+    assert "seed: 1 and 2" in result["likely_causes"][0]
+    assert not any("warn_above" in cause for cause in result["likely_causes"])
 
 
 def test_a_run_that_was_resumed_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,9 +85,9 @@ def test_the_smallest_difference_counts(capsys: pytest.CaptureFixture[str]) -> N
     row["train/loss"] = float(torch.nextafter(torch.tensor(value, dtype=torch.float64), torch.tensor(9.0).double()))
     lines[11] = json.dumps(row)
     (second / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    found = divergence(capsys, first, second)
-    assert (found["step"], found["name"], found["values"][0]) == (row["step"], "train/loss", value)
-    assert "nothing that the record knows differs" in found["likely_causes"][0]
+    result = divergence(capsys, first, second)
+    assert (result["step"], result["name"], result["values"][0]) == (row["step"], "train/loss", value)
+    assert "nothing that the record knows differs" in result["likely_causes"][0]
 
 
 def test_a_layer_that_differs_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,9 +98,9 @@ def test_a_layer_that_differs_counts(capsys: pytest.CaptureFixture[str]) -> None
     row["data"] = "A" * 16 + row["data"][16:]
     lines[5] = json.dumps(row)
     (second / "layers.jsonl").write_text("\n".join(lines) + "\n")
-    found = divergence(capsys, first, second)
-    assert found["step"] == row["step"]
-    assert found["name"].startswith("gradients: ")
+    result = divergence(capsys, first, second)
+    assert result["step"] == row["step"]
+    assert result["name"].startswith("gradients: ")
 
 
 def test_runs_of_one_seed_that_watch_other_layers_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +124,8 @@ def test_differences_and_values_are_side_by_side(capsys: pytest.CaptureFixture[s
 
 
 def test_observers_are_not_named_as_causes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = divergence(capsys, train(), train(hookline.LossSpike(), lr=0.2))
-    assert not any("loss_spike" in cause for cause in found["likely_causes"])
+    result = divergence(capsys, train(), train(hookline.LossSpike(), lr=0.2))
+    assert not any("loss_spike" in cause for cause in result["likely_causes"])
 
 
 def test_one_run_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +136,8 @@ def test_runs_without_a_common_step(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = train(), train()
     (second / "metrics.jsonl").write_text("")
     assert "have no step in common" in compare(capsys, first, second)
-    found = divergence(capsys, first, second)
-    assert [found[key] for key in ("step", "name", "values", "before", "last_same")] == [None] * 5
+    result = divergence(capsys, first, second)
+    assert [result[key] for key in ("step", "name", "values", "before", "last_same")] == [None] * 5
 
 
 def test_a_missing_config_is_said_once_and_the_rest_is_compared(
@@ -227,8 +227,9 @@ def test_five_runs_are_readable_in_80_columns(
     best = lines[end:]
     assert sum(line.count("(") for line in best if line.startswith("train/loss")) == 5
     runs = [train(ManyMetrics(), hookline.GradientMonitor(log_frequency=1), steps=6) for _ in range(2)]
-    found = json_of(capsys, "compare", *runs)["metrics"]
-    assert len(found) > 12 and f"and {len(found) - 12} more; --json has all" in " ".join(compare(capsys, *runs).split())
+    result = json_of(capsys, "compare", *runs)["metrics"]
+    more = f"and {len(result) - 12} more; --json has all"
+    assert len(result) > 12 and more in " ".join(compare(capsys, *runs).split())
 
 
 def test_the_step_before_is_one_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,10 +322,10 @@ def test_the_metric_that_hooks_monitor_decides_and_counts_at_its_best(capsys: py
         monitoring(train(Score(*values, metric="val/score"), name=name, steps=4, lr=lr), "val/score", "max")
         for name, lr, values in (("peak", 0.1, (0.5, 0.9, 0.6)), ("steady", 0.2, (0.5, 0.7, 0.8)))
     ]
-    found = json_of(capsys, "compare", *runs)
-    assert found["headline"] == "peak is better: val/score 0.9 against 0.8 (+12 %)"
-    assert "By the last value, steady is better." in found["notes"]
-    assert (found["judged"]["kind"], found["judged"]["direction"], found["judged"]["best"]) == ("best", "high", 0)
+    result = json_of(capsys, "compare", *runs)
+    assert result["headline"] == "peak is better: val/score 0.9 against 0.8 (+12 %)"
+    assert "By the last value, steady is better." in result["notes"]
+    assert (result["judged"]["kind"], result["judged"]["direction"], result["judged"]["best"]) == ("best", "high", 0)
 
 
 def test_without_a_validation_the_mean_of_the_last_losses_decides(capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,9 +368,9 @@ def test_runs_that_are_the_same_are_called_so(capsys: pytest.CaptureFixture[str]
     """Unless one of them went on, which is then said."""
     first, second, longer = scored("a", 2.0), scored("b", 2.0), scored("c", 2.0, 1.5)
     assert compare(capsys, first, second).startswith("a and b are the same, bit for bit, in all 4 steps\n")
-    found = json_of(capsys, "compare", first, longer)
-    assert found["headline"] == f"c is better: val/loss 1.5 against 2 ({MINUS}25 %)"
-    assert "Their last val/loss is at different steps: a at step 1 and c at step 2." in found["notes"]
+    result = json_of(capsys, "compare", first, longer)
+    assert result["headline"] == f"c is better: val/loss 1.5 against 2 ({MINUS}25 %)"
+    assert "Their last val/loss is at different steps: a at step 1 and c at step 2." in result["notes"]
 
 
 def test_a_metric_without_a_direction_makes_no_run_better(capsys: pytest.CaptureFixture[str]) -> None:
@@ -396,30 +397,30 @@ def seeds(name: str, *values: float, **options: Any) -> list[Path]:
 def test_seeds_of_one_config_are_compared_as_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     """By their means, with the range of each group, and the word that their spread deserves."""
     apart = seeds("base", 2.0, 2.1, 2.2), seeds("wide", 2.4, 2.6, lr=0.2)
-    found = json_of(capsys, "compare", *apart[0], *apart[1])
-    assert found["headline"] == f"base (3 runs) is better: mean val/loss 2.1 against 2.5 ({MINUS}16 %)"
-    assert [(group["name"], group["seeds"]) for group in found["groups"]] == [
+    result = json_of(capsys, "compare", *apart[0], *apart[1])
+    assert result["headline"] == f"base (3 runs) is better: mean val/loss 2.1 against 2.5 ({MINUS}16 %)"
+    assert [(group["name"], group["seeds"]) for group in result["groups"]] == [
         ("base (3 runs)", [1, 2, 3]), ("wide (2 runs)", [1, 2]),
     ]  # fmt: skip
-    (note,) = [note for note in found["notes"] if note.startswith("wide")]
+    (note,) = [note for note in result["notes"] if note.startswith("wide")]
     assert note.endswith("except for the seed: val/loss is 2.5 on average, from 2.4 to 2.6 over 2 runs.")
-    (row,) = [row for row in found["rows"] if (row["metric"], row["kind"]) == ("val/loss", "last")]
+    (row,) = [row for row in result["rows"] if (row["metric"], row["kind"]) == ("val/loss", "last")]
     assert [row["values"][0][key] for key in ("least", "greatest", "runs")] == [2.0, 2.2, 3]
     assert row["best"] == 0 and row["changes"] == [None, pytest.approx(0.4 / 2.1)]
     assert "2.1 (2 to 2.2)" in compare(capsys, *apart[0], *apart[1])
     overlapping = seeds("third", 2.15, 2.3, lr=0.3)
-    found = json_of(capsys, "compare", *apart[0], *overlapping)
-    assert found["headline"] == (
+    result = json_of(capsys, "compare", *apart[0], *overlapping)
+    assert result["headline"] == (
         f"base (3 runs) and third (2 runs) are not clearly different: mean val/loss 2.1 against 2.225 ({MINUS}5.6 %), "
         "and the ranges of their runs overlap"
     )
-    assert found["judged"]["best"] is None
+    assert result["judged"]["best"] is None
 
 
 def test_seeds_of_a_single_config_say_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json_of(capsys, "compare", *seeds("base", 2.0, 2.2))
-    assert found["headline"] == f"base-s1 is better: val/loss 2 against 2.2 ({MINUS}9.1 %)"
-    assert found["notes"][1].startswith(
+    result = json_of(capsys, "compare", *seeds("base", 2.0, 2.2))
+    assert result["headline"] == f"base-s1 is better: val/loss 2 against 2.2 ({MINUS}9.1 %)"
+    assert result["notes"][1].startswith(
         "These 2 runs have the same config except for the seed: val/loss is 2.1 on average, from 2 to 2.2 over 2 runs."
     )
 

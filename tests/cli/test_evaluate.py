@@ -72,9 +72,9 @@ def test_the_metrics_are_those_of_the_run(run: Path, capsys: Captured) -> None:
         ("latest/step-00000006", "--checkpoint", str(run / "checkpoints" / "step-00000002")): 2,
     }  # fmt: skip
     for words, step in ways.items():
-        found = json_of(capsys, "evaluate", *words, "--device", "cpu")
-        assert found["step"] == step and found["run_id"] == run.name
-        assert found["metrics"] == validated(run, step)
+        measured = json_of(capsys, "evaluate", *words, "--device", "cpu")
+        assert measured["step"] == step and measured["run_id"] == run.name
+        assert measured["metrics"] == validated(run, step)
     assert contents(run) == before and sorted(os.listdir()) == here  # noqa: PTH208
     lines = output_of(capsys, ["evaluate", "small", "--device", "cpu"]).splitlines()
     assert lines[0] == f"step-00000002  of runs/{run.name}"

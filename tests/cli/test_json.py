@@ -34,18 +34,18 @@ def test_every_command_that_prints_data_has_it(capsys: Captured) -> None:
 
 def test_checkpoints(recorded: Path, capsys: Captured) -> None:
     """Each checkpoint has its name, path, state, step and size; a damaged one its problems and status 1."""
-    (one,) = json_of(capsys, "checkpoints", str(recorded))
-    assert (one["name"], one["good"], one["problems"], one["step"]) == ("step-00000004", True, [], 4)
-    assert one["bytes"] > 0 and "T" in one["saved"]
-    assert json_of(capsys, "verify-checkpoint", one["path"]) == [one]
-    Path(one["path"], "extra").write_text("x")
-    manifest = Path(one["path"], "manifest.json")
+    (listed,) = json_of(capsys, "checkpoints", str(recorded))
+    assert (listed["name"], listed["good"], listed["problems"], listed["step"]) == ("step-00000004", True, [], 4)
+    assert listed["bytes"] > 0 and "T" in listed["saved"]
+    assert json_of(capsys, "verify-checkpoint", listed["path"]) == [listed]
+    Path(listed["path"], "extra").write_text("x")
+    manifest = Path(listed["path"], "manifest.json")
     before = manifest.read_bytes()
     manifest.write_bytes(b"{")
     (damaged,) = json.loads(output_of(capsys, ["checkpoints", str(recorded), "--json"], 1))
     assert damaged["good"] is False and damaged["problems"]
     manifest.write_bytes(before)
-    Path(one["path"], "extra").unlink()
+    Path(listed["path"], "extra").unlink()
 
 
 def test_events_and_hooks(capsys: Captured) -> None:

@@ -185,12 +185,12 @@ class Shapes(nn.Module):
 
 def test_outputs_are_formatted(capsys: Captured) -> None:
     """Tuples, named tuples, dicts, dataclasses and values without tensors are formatted."""
-    one = torch.zeros(2, 3)
+    tensor = torch.zeros(2, 3)
     outputs = {
-        "nested": ((one, (one, one)), "([2, 3], ([2, 3], [2, 3]))"),
-        "named": (Pair(one, None), "([2, 3], None)"),
-        "dict": ({"x": one, "cache": object()}, "x [2, 3], cache object"),
-        "both": (Both(one.bool(), 3), "first [2, 3], second int"),
+        "nested": ((tensor, (tensor, tensor)), "([2, 3], ([2, 3], [2, 3]))"),
+        "named": (Pair(tensor, None), "([2, 3], None)"),
+        "dict": ({"x": tensor, "cache": object()}, "x [2, 3], cache object"),
+        "both": (Both(tensor.bool(), 3), "first [2, 3], second int"),
     }
     register_model("shapes")(lambda vocab_size: Shapes({name: given for name, (given, _) in outputs.items()}))
     lines = printed(capsys, "small.yaml", "model={name: shapes}")

@@ -47,8 +47,8 @@ def crash(state: bool = True) -> Path:
     config, from_file = load_config("run.yaml")
     trainer = trainer_from_config(config, from_file=from_file, device="cpu")
     trainer.train()
-    found = trainer.hooks.get("nan_forensics").crash
-    return Path(found)
+    folder = trainer.hooks.get("nan_forensics").crash
+    return Path(folder)
 
 
 def test_a_replay_reproduces_the_nan(capsys: Captured) -> None:

@@ -56,12 +56,12 @@ def test_fields(capsys: Captured) -> None:
     source = {"run_id": "one", "step": 2, "checkpoint": "/c"}
     write_run("one", "stopped", "stopped by early_stopping: enough", Labels("base", ("a",), "n"), best=0.5)
     write_run("two", lineage=source, metric="val/loss", steps=4)
-    two, one = listed(capsys)
-    assert (one["run_id"], one["name"], one["tags"], one["notes"]) == ("one", "base", ["a"], "n")
-    assert (one["outcome"], one["reason"]) == ("stopped", "stopped by early_stopping: enough")
-    assert one["score"] == {"metric": "val/acc", "value": 0.5, "kind": "best"} and one["steps"] == 2
+    two, stopped = listed(capsys)
+    assert (stopped["run_id"], stopped["name"], stopped["tags"], stopped["notes"]) == ("one", "base", ["a"], "n")
+    assert (stopped["outcome"], stopped["reason"]) == ("stopped", "stopped by early_stopping: enough")
+    assert stopped["score"] == {"metric": "val/acc", "value": 0.5, "kind": "best"} and stopped["steps"] == 2
     assert two["score"] == {"metric": "val/loss", "value": 0.25, "kind": "last"} and two["steps"] == 4
-    assert two["lineage"] == source and one["attempts"] == 1 and 0 <= one["seconds"] < 100
+    assert two["lineage"] == source and stopped["attempts"] == 1 and 0 <= stopped["seconds"] < 100
     header, second, first = output_of(capsys, ["runs"]).splitlines()
     assert " ".join(header.split()) == "id name tags verdict outcome best steps duration started from"
     assert two["verdict"] is None and " -  " in second  # a report of its end would have judged it

@@ -269,8 +269,8 @@ def test_an_event_that_is_nested_too_deeply_is_an_incomplete_line(
     path = train(steps=3)
     with (path / "events.jsonl").open("a") as file:
         file.write(f'{{"time": 1, "kind": "a", "step": 1, {NESTED}}}\n')
-    found = json_of(capsys, "show", path)
-    assert [alert["text"] for alert in found["alerts"]] == ["events.jsonl: line 1 is damaged"]
+    shown = json_of(capsys, "show", path)
+    assert [alert["text"] for alert in shown["alerts"]] == ["events.jsonl: line 1 is damaged"]
     assert main(["report", str(path), "--output", str(tmp_path / "report.html")]) == 0
 
 

@@ -135,8 +135,8 @@ def test_a_reference_is_read_as_the_parameter_takes_it(
 ) -> None:
     """Numbers, bools and lists of them are read as YAML; where text is valid, the value stays text."""
     monkeypatch.setenv("X", text)
-    found = read("${env:X}", annotation, default)
-    assert found == value and (isinstance(found, str) or type(found) is type(value))
+    result = read("${env:X}", annotation, default)
+    assert result == value and (isinstance(result, str) or type(result) is type(value))
 
 
 @pytest.mark.parametrize(

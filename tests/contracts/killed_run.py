@@ -100,7 +100,8 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
     """Return the curve as hex floats, and a hash over every bit of parameters, buffers and optimizer state."""
     digest = hashlib.sha256()
     state = trainer.optimizers[0].state_dict()["state"]
-    for tensor in (*trainer.model.state_dict().values(), *(value for one in state.values() for value in one.values())):
+    of_optimizer = (value for of_param in state.values() for value in of_param.values())
+    for tensor in (*trainer.model.state_dict().values(), *of_optimizer):
         digest.update(tensor.numpy().tobytes())
     lines = read_metrics(trainer.run_dir)
     curve = [{key: float(line[key]).hex() for key in CURVE if key in line} for line in lines if line["step"]]
@@ -175,7 +176,7 @@ def main(root: Path, kills: int, seed: int, async_save: bool) -> None:
     seconds = used.ru_utime + used.ru_stime
     story: list[str] = []
     share = 4 / kills  # so that the run is not over before the last kill
-    while sum("killed" in one for one in story) < kills:
+    while sum("killed" in entry for entry in story) < kills:
         inside = len(story) % 2 == 1
         after = None if inside else chance.uniform(0.1, 0.1 + 0.4 * share) * seconds
         call = chance.randint(1, int(4 * CALLS_PER_SAVE * share)) if inside else None

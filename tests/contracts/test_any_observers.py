@@ -98,8 +98,8 @@ def alone(**circumstances: Any) -> dict[str, Any]:
 
 def differences(observers: list[Any], circumstances: dict[str, Any]) -> list[str]:
     """Return the names of what differs in at least one bit."""
-    expected, found = alone(**circumstances), train(observers, **circumstances)
-    return [what for what in expected if expected[what] != found[what]]
+    expected, observed = alone(**circumstances), train(observers, **circumstances)
+    return [what for what in expected if expected[what] != observed[what]]
 
 
 @pytest.mark.req("000-15", "000-22")

@@ -74,10 +74,10 @@ def test_every_run_has_its_own_compile_cache(project: Path, arguments: list[str]
     caches = []
     for _ in range(2):
         run_tests(project, "tests/test_cache.py", *arguments)
-        found = list((project / "tests").glob("cache-*"))
-        assert len(found) == 4
-        caches += {path.read_text() for path in found}
-        for path in found:
+        folders = list((project / "tests").glob("cache-*"))
+        assert len(folders) == 4
+        caches += {path.read_text() for path in folders}
+        for path in folders:
             path.unlink()
     assert len(caches) == len(set(caches)) == 2
     assert not any(Path(cache).exists() for cache in caches)
@@ -94,7 +94,7 @@ def test_torch_uses_that_cache() -> None:
 def test_a_whole_run_is_written(project: Path, arguments: list[str]) -> None:
     """Counts and sentences per requirement are written, with one process or several."""
     outcomes = json.loads(run_tests(project, *arguments))
-    counts = {one: (row["passed"], row["failed"], row["skipped"]) for one, row in outcomes.items()}
+    counts = {requirement: (row["passed"], row["failed"], row["skipped"]) for requirement, row in outcomes.items()}
     assert counts == {"000-01": (1, 1, 0), "000-02": (2, 0, 0)}
     assert {"test": "tests/test_one.py::test_good", "sentence": "It holds."} in outcomes["000-01"]["tests"]
 

@@ -65,7 +65,7 @@ def test_its_parameters_can_be_given_by_name(name: str) -> None:
     Only `name` may be there, which is the instance's own and which `as` gives, and `every`, which is passed on.
     """
     taken = set(RESERVED) - {"name", "every"}
-    assert [one for one in inspect.signature(HOOKS.find(name)).parameters if one in taken] == []
+    assert [parameter for parameter in inspect.signature(HOOKS.find(name)).parameters if parameter in taken] == []
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in ON_DISK])

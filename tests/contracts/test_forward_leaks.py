@@ -72,7 +72,7 @@ def growth(forward: Callable[[], None], warm_up: int, forwards: int) -> tuple[in
 
 def alive() -> int:
     """Return the number of tensors that exist."""
-    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+    return sum(issubclass(type(value), torch.Tensor) for value in gc.get_objects())
 
 
 @pytest.mark.req("003-34", "003-35")

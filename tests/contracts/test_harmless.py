@@ -269,7 +269,7 @@ def test_all_observing_built_ins_change_nothing(
 
 def needs_parameters(hook: Any) -> bool:
     """Return True if a hook cannot be created without parameters."""
-    return any(one.default is one.empty for one in inspect.signature(hook).parameters.values())
+    return any(parameter.default is parameter.empty for parameter in inspect.signature(hook).parameters.values())
 
 
 def test_the_comparison_can_fail(reference: Result) -> None:

@@ -63,7 +63,7 @@ def nothing_happens() -> Iterator[None]:
         yield
     finally:
         seen = _watching.pop()
-    assert [one for one in seen if one not in _our_own] == []
+    assert [event for event in seen if event not in _our_own] == []
     assert set(sys.modules) - modules == set()
     assert time.process_time() - began < SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
@@ -262,7 +262,7 @@ def everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
         try:
             assert main(["train", str(folder / name), "--output", str(folder)]) == status
         finally:
-            _our_own.update(one for one in _watching.pop() if one.startswith(("compile", "exec")))
+            _our_own.update(event for event in _watching.pop() if event.startswith(("compile", "exec")))
 
 
 def refusal(capsys: Captured, *words: str) -> str:

@@ -324,7 +324,7 @@ def test_docs_and_examples_import_public_modules_only() -> None:
     assert not missing
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
     pattern = re.compile(r"^\s*(?:>>> )?(?:from|import)\s+(hookline\b[\w.]*)", re.MULTILINE)
-    found = {(page.name, name) for page in pages for name in pattern.findall(page.read_text(encoding="utf-8"))}
-    assert len(found) >= 15
-    private = sorted(f"{page}: {name}" for page, name in found if name not in PUBLIC_MODULES)
+    mentioned = {(page.name, name) for page in pages for name in pattern.findall(page.read_text(encoding="utf-8"))}
+    assert len(mentioned) >= 15
+    private = sorted(f"{page}: {name}" for page, name in mentioned if name not in PUBLIC_MODULES)
     assert not private, "\n".join(private)

@@ -21,13 +21,13 @@ def killed_run(root: Path, kills: int, seed: int, *how: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def check(found: dict[str, Any], kills: int) -> None:
+def check(result: dict[str, Any], kills: int) -> None:
     """Check that there were that many kills, some of them during a save, and that the results are equal."""
-    assert [one for one in found["story"] if "killed" not in one] == ["done"]
-    assert len(found["story"]) == kills + 1
-    assert "killed in a save" in found["story"]
-    assert len(found["whole"]["curve"]) == 36
-    assert found["parts"] == found["whole"]
+    assert [line for line in result["story"] if "killed" not in line] == ["done"]
+    assert len(result["story"]) == kills + 1
+    assert "killed in a save" in result["story"]
+    assert len(result["whole"]["curve"]) == 36
+    assert result["parts"] == result["whole"]
 
 
 @pytest.mark.req("002-68", "002-67")

@@ -95,9 +95,9 @@ def test_a_save_in_the_background_is_the_state_of_its_step() -> None:
     """Training continues while the state is copied; the files are those of a synchronous save."""
     waited = trained(SaveAndStop(8, stop_at=20))
     background = trained(SaveAndStop(8, stop_at=20), async_save=True)
-    found = [digest(trainer.run_dir / "checkpoints") for trainer in (waited, background)]
-    assert found[0]
-    assert found[0] == found[1]
+    digests = [digest(trainer.run_dir / "checkpoints") for trainer in (waited, background)]
+    assert digests[0]
+    assert digests[0] == digests[1]
     assert outcome(trained(resume=background.run_dir)) == outcome(trained())
 
 

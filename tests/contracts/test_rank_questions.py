@@ -54,12 +54,12 @@ WORLD_SIZE = {
 
 def files_that_read(attribute: str) -> set[str]:
     """Return the source files that read an attribute of this name, without suffix."""
-    found = set()
+    asked = set()
     for path in SOURCE.rglob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if any(isinstance(node, ast.Attribute) and node.attr == attribute for node in nodes):
-            found.add(path.relative_to(SOURCE).with_suffix("").as_posix())
-    return found
+            asked.add(path.relative_to(SOURCE).with_suffix("").as_posix())
+    return asked
 
 
 def test_act_together_is_asked_in_four_files() -> None:

@@ -175,9 +175,9 @@ def test_a_secret_appears_nowhere(name: str, finished: tuple[Path, str]) -> None
     """A secret is not in any file or file name of the run's directory, and not on standard output."""
     run, printed = finished
     wanted = PLANTED[name].encode()
-    found = [str(path) for path in run.rglob("*") if path.is_file() and wanted in path.read_bytes()]
-    found += [str(path) for path in run.rglob(f"*{PLANTED[name]}*")]
-    assert found == []
+    leaks = [str(path) for path in run.rglob("*") if path.is_file() and wanted in path.read_bytes()]
+    leaks += [str(path) for path in run.rglob(f"*{PLANTED[name]}*")]
+    assert leaks == []
     assert PLANTED[name] not in printed
 
 

@@ -151,16 +151,16 @@ class Browser:
 
     def problems(self) -> list[str]:
         """Return what went wrong in the page: exceptions, violations of its policy, errors and requests."""
-        found = []
+        problems = []
         for message in self.messages:
             method, what = message.get("method"), message.get("params", {})
             if method == "Runtime.exceptionThrown":
                 details = what["exceptionDetails"]
-                found.append(details.get("exception", {}).get("description") or details["text"])
+                problems.append(details.get("exception", {}).get("description") or details["text"])
             elif method == "Log.entryAdded" and what["entry"]["level"] in ("error", "warning"):
-                found.append(what["entry"]["text"])
+                problems.append(what["entry"]["text"])
             elif method == "Runtime.consoleAPICalled" and what["type"] in ("error", "warning", "assert"):
-                found.append(str(what["args"]))
+                problems.append(str(what["args"]))
             elif method == "Network.requestWillBeSent" and not what["request"]["url"].startswith(("file:", "data:")):
-                found.append(f"request to {what['request']['url']}")
-        return found
+                problems.append(f"request to {what['request']['url']}")
+        return problems

@@ -103,8 +103,8 @@ def _serve() -> None:
         while len(ended) < len(processes) and time.monotonic() < until:
             for pid, rank in processes.items():
                 if rank not in ended:
-                    found, status = os.waitpid(pid, os.WNOHANG)
-                    if found:
+                    exited, status = os.waitpid(pid, os.WNOHANG)
+                    if exited:
                         ended[rank] = os.waitstatus_to_exitcode(status)
             time.sleep(0.005)
         for pid, rank in processes.items():

@@ -41,7 +41,7 @@ def make_batches(rank: int = 0, world_size: int = 1, steps: int = 8) -> list[tup
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(steps, SAMPLES, FEATURES, generator=generator)
     targets = inputs.sum(-1, keepdim=True)
-    return [(one[rank::world_size], other[rank::world_size]) for one, other in zip(inputs, targets, strict=True)]
+    return [(given[rank::world_size], other[rank::world_size]) for given, other in zip(inputs, targets, strict=True)]
 
 
 def wrap(model: nn.Module, kind: str, **options: Any) -> nn.Module:
@@ -126,7 +126,7 @@ def layers_of(path: Path) -> dict[tuple[str, str, str], torch.Tensor]:
 def metrics_of(path: Path) -> dict[tuple[int, str], Any]:
     """Return the numbers of metrics.jsonl by step and name, without what is about the ranks themselves."""
     left_out = ("step", "epoch", "time")
-    found: dict[tuple[int, str], Any] = {}
+    numbers: dict[tuple[int, str], Any] = {}
     for row in read_metrics(path):
-        found |= {(row["step"], name): value for name, value in row.items() if name not in left_out}
-    return {key: value for key, value in found.items() if not key[1].startswith("ranks/")}
+        numbers |= {(row["step"], name): value for name, value in row.items() if name not in left_out}
+    return {key: value for key, value in numbers.items() if not key[1].startswith("ranks/")}

@@ -117,12 +117,12 @@ def read_all(name: str) -> str:
 
 def texts() -> dict[str, Callable[[], str]]:
     """Return the functions that make the texts, by name."""
-    found: dict[str, Callable[[], str]] = {}
+    makers: dict[str, Callable[[], str]] = {}
 
     def add(name: str, *arguments: str, widths: tuple[int, ...] = (80,)) -> None:
         for width in widths:
             suffix = f"-{width}" if len(widths) > 1 else ""
-            found[name + suffix] = partial(command, *arguments, columns=width)
+            makers[name + suffix] = partial(command, *arguments, columns=width)
 
     for name in COMMANDS:
         add(f"help-{name}", name, "--help")
@@ -132,11 +132,11 @@ def texts() -> dict[str, Callable[[], str]]:
         add(f"show-{name}", "show", path, widths=WIDTHS)
         add(f"show-{name}-json", "show", path, "--json")
         add(f"tail-{name}", "tail", path, "--json")
-        found[f"export-{name}"] = partial(export, run, "csv")
-        found[f"read-{name}"] = partial(read_all, name)
+        makers[f"export-{name}"] = partial(export, run, "csv")
+        makers[f"read-{name}"] = partial(read_all, name)
     add("checkpoints", "checkpoints", f"runs/{RICH}", widths=WIDTHS)
     add("checkpoints-ranks-json", "checkpoints", f"runs/{RANKS}", "--json")
-    found["export-other-jsonl"] = partial(export, OTHER, "jsonl")
+    makers["export-other-jsonl"] = partial(export, OTHER, "jsonl")
     add("label", "label", f"runs/{RICH}")
     add("label-json", "label", f"runs/{RICH}", "--json")
     add("runs", "runs", "runs", widths=WIDTHS)
@@ -148,9 +148,9 @@ def texts() -> dict[str, Callable[[], str]]:
     add("plot", "plot", f"runs/{RICH}", f"runs/{OTHER}")
     add("plot-json", "plot", f"runs/{RICH}", f"runs/{OTHER}", "--json")
     for name in NAMES:
-        found[f"page-{name}"] = partial(page_data, name)
-    found["page-three"] = partial(page_data, "rich", "other", "resumed")
-    return found
+        makers[f"page-{name}"] = partial(page_data, name)
+    makers["page-three"] = partial(page_data, "rich", "other", "resumed")
+    return makers
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from hookline.record import Record
 def read_page(path: Path | str | bytes) -> dict[str, Any]:
     """Return the data of a report."""
     html = path.decode() if isinstance(path, bytes) else Path(path).read_text(encoding="utf-8")
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert len(found) == 1
-    return dict(json.loads(found[0]))
+    blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert len(blocks) == 1
+    return dict(json.loads(blocks[0]))
 
 
 def curve_of(page: dict[str, Any], name: str, part: str = "mean", run: int = 0) -> list[float]:

@@ -175,7 +175,7 @@ def plain(tensor: Any) -> Any:
     if tensor.is_quantized:
         return tensor.dequantize().tolist(), str(tensor.qscheme())
     if tensor.is_nested:
-        return [one.tolist() for one in tensor.unbind()]
+        return [item.tolist() for item in tensor.unbind()]
     if hasattr(tensor, "to_local"):
         return tensor.to_local().tolist(), tensor.placements
     if tensor.dtype.itemsize == 1:
@@ -204,13 +204,13 @@ def check_monitor(name: str, **options: Any) -> None:
     """A module is measured, or passed over with one word; the others are measured in any case."""
     kind = KINDS[name]
     manager, reports = observed(kind.make(), "register_monitoring_hook", **{"metrics": ["mean", "std"], **options})
-    found = manager.entry("it").hook.latest()
-    assert found["usual"]["mean"] == 1.0
+    latest = manager.entry("it").hook.latest()
+    assert latest["usual"]["mean"] == 1.0
     if kind.mean is None:
-        assert "odd" not in found
+        assert "odd" not in latest
         assert reports == [f"hook 'it', on_forward, step 0: skips {kind.word} tensors of 'odd'"]
     else:
-        mean = found["odd"]["mean"]
+        mean = latest["odd"]["mean"]
         assert mean == kind.mean or (mean != mean and kind.mean != kind.mean)
 
 
@@ -224,7 +224,7 @@ def check_debug(name: str) -> None:
     """An output is inspected, and one that has no statistics is named unless it is an integer."""
     kind = KINDS[name]
     manager, reports = observed(kind.make(), "register_debug_hook", inspect=True)
-    inspected = {one.module: one for one in manager.entry("it").hook.inspected}
+    inspected = {item.module: item for item in manager.entry("it").hook.inspected}
     assert inspected["usual"].mean == 1.0
     if kind.mean is not None:
         assert inspected["odd"].mean == kind.mean or kind.mean != kind.mean
@@ -244,5 +244,5 @@ def check(name: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for one in sys.argv[1:]:
-        check(one)
+    for item in sys.argv[1:]:
+        check(item)

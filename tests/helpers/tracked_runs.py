@@ -56,7 +56,7 @@ def read_offline(path: Path) -> list[Any]:
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, at, message, found = path.read_bytes(), 7, b"", []
+    data, at, message, messages = path.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
         left = 32768 - at % 32768
         if left < 7:
@@ -66,9 +66,9 @@ def read_offline(path: Path) -> list[Any]:
         message += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):
-            found.append(Record.FromString(message))
+            messages.append(Record.FromString(message))
             message = b""
-    return found
+    return messages
 
 
 def history_of(records: list[Any]) -> Iterator[dict[str, Any]]:

@@ -298,8 +298,8 @@ def test_floats_are_restored_bit_for_bit(
 @given(noise=st.binary(max_size=12), size=st.integers(0, 40))
 def test_damage_never_raises(tmp_path_factory: pytest.TempPathFactory, noise: bytes, size: int) -> None:
     """Any bytes are read as the expected number of counts, or ignored."""
-    found = read_line(tmp_path_factory.mktemp("run"), {"counts": b64encode(noise).decode("ascii")}, size)
-    assert found is None or (len(found) == size and min(found, default=0) >= 0)
+    values = read_line(tmp_path_factory.mktemp("run"), {"counts": b64encode(noise).decode("ascii")}, size)
+    assert values is None or (len(values) == size and min(values, default=0) >= 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")

@@ -54,8 +54,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_list_of_contents_is_complete(recorded: Path) -> None:
     """A run writes nothing into its directory that is not checked for links when the run is resumed."""
-    found = {path.name for path in recorded.iterdir()}
-    assert found == set(CONTENTS) - {".lock", "abandoned", "exception", "ranks"}
+    names = {path.name for path in recorded.iterdir()}
+    assert names == set(CONTENTS) - {".lock", "abandoned", "exception", "ranks"}
 
 
 @pytest.mark.parametrize("name", CONTENTS)

@@ -113,8 +113,8 @@ def test_a_resumed_run_discards_what_came_after_its_checkpoint() -> None:
 
         last = None if steps == 3 else next(Path("runs").iterdir()) / "checkpoints" / "step-00000002"
         trainer.fit(resume=last)
-    found = [(row.step, row.content.rows[0][0]) for row in read_media(trainer.run_dir)]
-    assert found == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
+    logged = [(row.step, row.content.rows[0][0]) for row in read_media(trainer.run_dir)]
+    assert logged == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_damaged_files_are_left_out(tmp_path: Path, record: Record) -> None:
     with pytest.warns(RuntimeWarning) as caught:
         rows = read_media(run)
     assert [row.name for row in rows] == ["e"]
-    assert any("media/a-1.json is missing or damaged, and 9 more" in str(one.message) for one in caught)
+    assert any("media/a-1.json is missing or damaged, and 9 more" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize("read", [read_media, lambda run: load_run(run).media])
@@ -303,11 +303,11 @@ def test_a_warning_cannot_control_the_terminal_and_names_the_callers_line(read: 
     (run / "media.jsonl").write_text(json.dumps(line) + '\n{"torn\n')
     with pytest.warns(RuntimeWarning) as caught:
         assert read(run) == []
-    messages = [str(one.message) for one in caught]
+    messages = [str(warning.message) for warning in caught]
     assert len(messages) == 2
     assert not any(letter in message for message in messages for letter in "\x1b\x07")
     assert r"\x1b]0;pwned\x07 is missing or damaged" in messages[1]
-    assert {one.filename for one in caught} == {__file__}
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:

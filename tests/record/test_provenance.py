@@ -58,8 +58,8 @@ def test_run_ids_are_unique_sortable_and_safe() -> None:
     """Two runs differ even in the same microsecond, a later one sorts later, and the id can name a file."""
     ids = [Record.in_memory().run_id for _ in range(1000)]
     assert len(set(ids)) == len(ids)
-    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-z]{8}", one) for one in ids)
-    assert [one[:20] for one in ids] == sorted(one[:20] for one in ids)
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-z]{8}", run_id) for run_id in ids)
+    assert [run_id[:20] for run_id in ids] == sorted(run_id[:20] for run_id in ids)
 
 
 def test_run_ids_leave_random_streams_alone() -> None:
@@ -229,7 +229,7 @@ def test_a_bare_repository_in_a_folder_is_not_asked(repository: Path, tmp_path: 
 
 @pytest.mark.req("000-34")
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("given", "other"),
     [
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         ({"a": {"x": 1, "y": [1]}}, {"a": {"y": [1], "x": 1}}),
@@ -238,9 +238,9 @@ def test_a_bare_repository_in_a_folder_is_not_asked(repository: Path, tmp_path: 
         ({"f": print}, {"f": print}),
     ],
 )
-def test_the_same_meaning_has_the_same_hash(one: Any, other: Any) -> None:
+def test_the_same_meaning_has_the_same_hash(given: Any, other: Any) -> None:
     """Order of keys, and tuple or list make no difference."""
-    assert config_hash(one) == config_hash(other)
+    assert config_hash(given) == config_hash(other)
 
 
 @pytest.mark.req("000-33")
@@ -253,7 +253,7 @@ def test_every_change_changes_the_hash() -> None:
     ]  # fmt: skip
     hashes = [config_hash({"x": value}) for value in values]
     assert len(set(hashes)) == len(values)
-    assert all(re.fullmatch(r"[0-9a-f]{64}", one) for one in hashes)
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in hashes)
 
 
 def test_the_hash_is_the_same_in_another_version_and_process() -> None:
@@ -265,10 +265,10 @@ def test_the_hash_is_the_same_in_another_version_and_process() -> None:
 def test_the_environment_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The software and the machine are named, and secrets of the command line hidden."""
     monkeypatch.setattr(sys, "argv", ["train", "--token", "abc"])
-    found = started(tmp_path)["environment"]
-    assert found["torch"] == str(torch.__version__)
-    assert found["argv"] == ["train", "--token", "<redacted>"]
-    assert {"hookline", "python", "cuda", "platform", "cpu_count", "hostname"} <= set(found)
+    environment = started(tmp_path)["environment"]
+    assert environment["torch"] == str(torch.__version__)
+    assert environment["argv"] == ["train", "--token", "<redacted>"]
+    assert {"hookline", "python", "cuda", "platform", "cpu_count", "hostname"} <= set(environment)
 
 
 def test_a_run_is_described_before_it_begins() -> None:

@@ -70,9 +70,9 @@ def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
     config = {"lr": 1e-5, "betas": (0.9, 0.99), "hooks": [{"name": "s", "webhook": "https://h"}], "dir": Path("x"),
               "nan": float("nan"), "text": "ü: [", 1: torch.float32}  # fmt: skip
     record = start_record(tmp_path, config=config)
-    found = yaml.safe_load((record.path / "config.yaml").read_text(encoding="utf-8"))
-    assert found.pop("nan") != config["nan"]
-    assert found == {"lr": 1e-5, "betas": [0.9, 0.99], "hooks": [{"name": "s", "webhook": "<redacted>"}], "dir": "x",
+    written = yaml.safe_load((record.path / "config.yaml").read_text(encoding="utf-8"))
+    assert written.pop("nan") != config["nan"]
+    assert written == {"lr": 1e-5, "betas": [0.9, 0.99], "hooks": [{"name": "s", "webhook": "<redacted>"}], "dir": "x",
                      "text": "ü: [", 1: "float32"}  # fmt: skip
 
 

@@ -227,18 +227,18 @@ def test_a_known_secret_in_another_spelling(secret: str, before: str) -> None:
     record = Record.in_memory({"password": secret})
     data, ends = secret.encode(), (b"", b"x", b"xy", b"xyz")
     encoded = [base64.b64encode(before.encode() + data + end).decode().rstrip("=") for end in ends]
-    encoded += [one.replace("+", "-").replace("/", "_") for one in encoded]
+    encoded += [text.replace("+", "-").replace("/", "_") for text in encoded]
     spelled = [
         secret.upper(), secret.lower(), secret.title(), data.hex(), data.hex().upper(), repr(secret)[1:-1],
         json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret), quote(secret).lower(),
         "".join(f"%{byte:02x}" for byte in data), quote(quote(secret)), quote(quote(secret, safe="")),
         html.escape(secret), json.dumps(secret)[1:-1].replace("&", "\\u0026"),
     ]  # fmt: skip
-    for one in spelled:
-        assert redact(f"sent {one} away") == f"sent {REDACTED} away"
-    for one in encoded:  # only what encodes the text before and after it may be left
-        left = redact(f"sent {one} away").removeprefix("sent ").removesuffix(" away")
-        assert REDACTED in left and len(left) - len(REDACTED) <= (len(before) + 3) * 4 // 3, one
+    for text in spelled:
+        assert redact(f"sent {text} away") == f"sent {REDACTED} away"
+    for text in encoded:  # only what encodes the text before and after it may be left
+        left = redact(f"sent {text} away").removeprefix("sent ").removesuffix(" away")
+        assert REDACTED in left and len(left) - len(REDACTED) <= (len(before) + 3) * 4 // 3, text
     assert redact("an ordinary sentence, aHVudGVy, %20 and 6e7465") == "an ordinary sentence, aHVudGVy, %20 and 6e7465"
     del record
 
@@ -271,7 +271,7 @@ def test_names_of_metrics_layers_and_events(tmp_path: Path) -> None:
     series = read_layers(record.path)[f"norms of {REDACTED}"]
     assert series.names == (REDACTED, f"{REDACTED}#2", f"{REDACTED}#3")
     for path in record.path.iterdir():
-        assert not [one for one in secrets if one in path.read_text()]
+        assert not [text for text in secrets if text in path.read_text()]
 
 
 def test_a_secret_that_is_known_later_is_removed_from_names_seen_before() -> None:

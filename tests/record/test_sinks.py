@@ -252,16 +252,16 @@ def test_an_interruption_while_a_sink_is_closed_closes_the_others(
 
 def test_the_outcome_is_written_before_a_sink_is_waited_for() -> None:
     """A process that is killed while a tracker hangs at the end leaves a whole record."""
-    found: list[Any] = []
+    received: list[Any] = []
 
     class Slow(ListSink):
         def close(self, run: Mapping[str, Any]) -> None:
-            found.append(json.loads((trainer.run_dir / "run.json").read_text())["outcome"])
+            received.append(json.loads((trainer.run_dir / "run.json").read_text())["outcome"])
 
     trainer = make_trainer(data=make_batches(4), record=True)
     trainer.record.add_sink(Slow())
     trainer.train()
-    assert found == ["completed"]
+    assert received == ["completed"]
 
 
 def test_a_handle_removes_its_sink() -> None:

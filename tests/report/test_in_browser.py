@@ -95,23 +95,23 @@ def plotted(browser: Browser, title: str, steps: int) -> list[dict[str, float]]:
     show(browser, curve(title))
     browser.run(f"{element(curve(title))}.focus()")
     browser.key("Home")
-    found = [legend(browser, title)]
+    seen = [legend(browser, title)]
     for _ in range(steps - 1):
         browser.key("ArrowRight")
-        found.append(legend(browser, title))
-    return found
+        seen.append(legend(browser, title))
+    return seen
 
 
 def cells(browser: Browser, count: int, key: str = "ArrowDown") -> list[tuple[str, str]]:
     """Return the name and the value of the first cells of the first heat map, over which the arrow keys move."""
     show(browser, HEAT_MAP)
     browser.run(f"{element(HEAT_MAP)}.focus()")
-    found = []
+    seen = []
     for _ in range(count):
         browser.key(key)
         parts = text_in(browser, f"{HEAT_MAP} .readout").split(" \u00b7 ")
-        found.append((parts[0], parts[-1].rpartition(" ")[2]))
-    return found
+        seen.append((parts[0], parts[-1].rpartition(" ")[2]))
+    return seen
 
 
 def point_at(browser: Browser, selector: str, x: float, kind: str = "mouseMoved", button: str = "none") -> None:
@@ -123,11 +123,11 @@ def point_at(browser: Browser, selector: str, x: float, kind: str = "mouseMoved"
 
 def shown_steps(browser: Browser) -> list[float]:
     """Return the first and the last step that a curve with the steps as values shows."""
-    found = []
+    seen = []
     for x in (0.001, 0.999):
         point_at(browser, f"{curve('mine/number')} .u-over", x)
-        found.append(7 * legend(browser, "mine/number")["mine/number"])
-    return found
+        seen.append(7 * legend(browser, "mine/number")["mine/number"])
+    return seen
 
 
 def row_colors(browser: Browser, row: int, figure: str = HEAT_MAP) -> list[str]:
@@ -757,12 +757,12 @@ def test_time_and_tokens_as_axes(chromium: Browser, tmp_path: Path) -> None:
     open_report(chromium, run)
     options = "[...document.querySelectorAll('#axis option')].map((one) => one.textContent)"
     assert chromium.run(options) == ["step", "time (min)", "tokens"]
-    found = []
+    seen = []
     for name in ("time", "tokens"):
         select = element("#axis")
         chromium.run(f"{select}.value = '{name}'; {select}.dispatchEvent(new Event('change'))")
         show(chromium, curve("train/loss"))
         point_at(chromium, f"{curve('train/loss')} .u-over", 0.5)
-        found.append(text_in(chromium, f"{curve('train/loss')} .tip"))
-    assert found[0].endswith("step 7") and found[1].endswith(("tokens · step 5", "tokens · step 6"))
+        seen.append(text_in(chromium, f"{curve('train/loss')} .tip"))
+    assert seen[0].endswith("step 7") and seen[1].endswith(("tokens · step 5", "tokens · step 6"))
     assert chromium.problems() == []

@@ -257,7 +257,7 @@ def test_a_page_says_how_many_images_and_columns_it_leaves_out() -> None:
     trainer.train()
     for _ in ("written by the run", "made from its record"):
         run = read_page((trainer.run_dir / "report.html").read_bytes())["runs"][0]
-        assert [one["name"] for one in run["media"]] == ["picture"] * 8 + ["matrix"]
+        assert [row["name"] for row in run["media"]] == ["picture"] * 8 + ["matrix"]
         assert run["left_out"]["counts"]["media"] == 13
         matrix = run["media"][-1]
         assert (len(matrix["columns"]), matrix["total_columns"], matrix["sums"]) == (50, 91, [90])
@@ -274,7 +274,7 @@ def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path) -
     page = tmp_path / "comparison.html"
     assert main(["report", *runs, f"{runs[0]}/../{Path(runs[0]).name}", "--output", str(page)]) == 0
     ids = [Path(run).name for run in runs]
-    assert [run["name"] for run in read_page(page.read_bytes())["runs"]] == [f"same ({one})" for one in ids]
+    assert [run["name"] for run in read_page(page.read_bytes())["runs"]] == [f"same ({run_id})" for run_id in ids]
 
 
 def test_frequent_events_displace_no_others() -> None:

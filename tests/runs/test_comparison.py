@@ -84,7 +84,7 @@ def test_a_hook_that_one_run_lacks_is_one_difference(tmp_path: Path) -> None:
     runs = [write_run(tmp_path, hooks=[hook]), write_run(tmp_path)]
     assert find_differences(runs) == [Difference("hooks", "clip_norm", (THERE, MISSING))]
     changed = {**hook, "parameters": {"max_norm": 5.0, "p": 2}}
-    runs = [write_run(tmp_path, hooks=[one]) for one in (hook, changed)]
+    runs = [write_run(tmp_path, hooks=[item]) for item in (hook, changed)]
     assert find_differences(runs) == [Difference("hooks", "clip_norm.max_norm", (1.0, 5.0))]
 
 
@@ -182,7 +182,7 @@ def test_the_name_of_the_machine_is_no_difference(tmp_path: Path) -> None:
     second.run["environment"] = {**second.run["environment"], "hostname": "elsewhere"}
     assert find_differences([first, second]) == []
     second.run["environment"]["torch"] = "0.1"
-    assert [one.key for one in find_differences([first, second])] == ["torch"]
+    assert [item.key for item in find_differences([first, second])] == ["torch"]
 
 
 def test_the_command_line_is_the_likely_cause_if_nothing_else_differs(tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def write_layers(
 
 
 def test_runs_that_watch_different_layers_are_compared_where_both_watch(tmp_path: Path) -> None:
-    one = write_layers(tmp_path, ("activations", ["a"], ["mean"], [[1.0]]))
+    first = write_layers(tmp_path, ("activations", ["a"], ["mean"], [[1.0]]))
     both = write_layers(tmp_path, ("activations", ["a", "b"], ["mean", "std"], [[1.0, 5.0], [3.0, 5.0]]))
     other = write_layers(tmp_path, ("activations", ["b", "a"], ["std", "mean"], [[5.0, 3.0], [5.0, 1.5]]))
-    assert find_divergence(one, both) == Divergence(None, "", (None, None), 1)
+    assert find_divergence(first, both) == Divergence(None, "", (None, None), 1)
     assert find_divergence(both, other) == Divergence(1, "activations: mean of a", (1.0, 1.5), 0)
 
 

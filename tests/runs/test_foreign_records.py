@@ -82,7 +82,7 @@ def look_at(path: Path, other: Path) -> RunSummary:
     assert [len(curve.steps) for curve in summary.curves.values()]
     assert all(table.steps.dtype == int for table in summary.layers.values())
     runs, _ = list_runs(path.parent)
-    assert all((one.score, one.step, one.seconds) for one in runs)
+    assert all((run.score, run.step, run.seconds) for run in runs)
     return summary
 
 

@@ -312,9 +312,9 @@ def test_a_torn_file_loses_its_last_line_only(record: Record) -> None:
         (record.path / "layers.jsonl").write_bytes(whole[:cut])
         torn = cut not in (0, *ends, *(end + 1 for end in ends))
         with pytest.warns(RuntimeWarning, match="line [0-9]+ was torn") if torn else nullcontext():
-            found = read_layers(record.path)
+            series = read_layers(record.path)
         steps = sum(end <= cut for end in ends[1:])
-        assert (found["s"].steps if "s" in found else ()) == tuple(range(1, steps + 1))
+        assert (series["s"].steps if "s" in series else ()) == tuple(range(1, steps + 1))
 
 
 def test_a_run_resumes_after_a_torn_line(tmp_path: Path) -> None:

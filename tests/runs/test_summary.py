@@ -51,8 +51,8 @@ def test_a_spike_of_one_step_survives_a_long_run() -> None:
     for begin in range(0, 100_000, 50):  # as the record is flushed
         curve.extend(list(range(begin, begin + 50)), values[begin : begin + 50].tolist())
     assert curve.steps.size <= MAX_RANGES
-    (found,) = np.flatnonzero(curve.highest == 1000.0)
-    assert curve.steps[found] <= 61_803 < curve.steps[found] + curve.width
+    (place,) = np.flatnonzero(curve.highest == 1000.0)
+    assert curve.steps[place] <= 61_803 < curve.steps[place] + curve.width
     assert curve.greatest == Point(61_803, 1000.0)
     assert curve.points == 100_000
     assert curve.lowest.tolist() == [1.0] * curve.steps.size
@@ -463,7 +463,7 @@ def test_a_line_that_another_rank_is_writing_is_not_incomplete(record: Record) -
     close_record(record)
     with pytest.warns(RuntimeWarning, match=r"ranks/1/events\.jsonl: line 2 was torn") as caught:
         hookline.load_run(record.path)
-    assert [one.filename for one in caught] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     assert RunSummary.read(record.path).files.damage == {"ranks/1/events.jsonl": Damage(2, 1)}
 
 
@@ -520,13 +520,13 @@ def test_a_healthy_run_has_no_alerts() -> None:
 
 
 def test_events_that_mean_trouble_are_alerts_the_worst_first() -> None:
-    found = alerts_of(
+    alerts = alerts_of(
         {"kind": "hook_costly", "step": 3, "hook": "slow", "message": "takes 9 % of the run's time"},
         {"kind": "hook_disabled", "step": 9, "hook": "bad", "message": "failed 3 times"},
         {"kind": "gradient_flow", "step": 5, "verdict": "gradients vanish in a", "parameters": {"a": "vanishing"}},
         {"kind": "gradient_flow", "step": 6, "verdict": "gradients are healthy", "parameters": {}},
     )  # fmt: skip
-    assert found == [("hook_disabled", "warning", 9), ("hook_costly", "info", 3), ("gradient_flow", "info", 5)]
+    assert alerts == [("hook_disabled", "warning", 9), ("hook_costly", "info", 3), ("gradient_flow", "info", 5)]
 
 
 def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
@@ -534,10 +534,10 @@ def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
     failed = {"kind": "hook_failed", "hook": "bad", "message": "failed"}
     summary.write_events({**failed, "step": step} for step in range(100))
     summary.write_events({"kind": "slow_rank", "step": step, "slow_rank": step} for step in range(20))
-    found = find_alerts(summary)
-    assert (found[0].step, found[0].text) == (0, "bad: failed (100 times)")
-    assert [alert.kind for alert in found] == ["hook_failed", *["slow_rank"] * 6]
-    assert found[-1].text == "15 more slow rank events"
+    alerts = find_alerts(summary)
+    assert (alerts[0].step, alerts[0].text) == (0, "bad: failed (100 times)")
+    assert [alert.kind for alert in alerts] == ["hook_failed", *["slow_rank"] * 6]
+    assert alerts[-1].text == "15 more slow rank events"
 
 
 def test_events_that_are_not_listed_are_all_counted() -> None:
@@ -602,8 +602,8 @@ def test_an_accuracy_without_a_value_is_no_error() -> None:
     values = {"train/accuracy": [0.5, math.nan], "train/mse_loss": [0.5, math.nan]}
     for step in (1, 2):
         summary.write_metrics([{"step": step, **{name: own[step - 1] for name, own in values.items()}}])
-    found = {alert.place["curve"]: alert.severity for alert in find_alerts(summary)}
-    assert found == {"train/accuracy": "info", "train/mse_loss": "error"}
+    severities = {alert.place["curve"]: alert.severity for alert in find_alerts(summary)}
+    assert severities == {"train/accuracy": "info", "train/mse_loss": "error"}
 
 
 def test_a_loss_that_is_not_finite_is_an_alert_also_without_its_event() -> None:

@@ -36,9 +36,9 @@ def run(tmp_path: Path) -> LoadedRun:
     return load(record)
 
 
-def same(found: list[Any], expected: list[Any]) -> bool:
+def same(given: list[Any], expected: list[Any]) -> bool:
     """Compare cells, for which NaN is NaN."""
-    return list(map(repr, found)) == list(map(repr, expected))
+    return list(map(repr, given)) == list(map(repr, expected))
 
 
 def test_a_whole_run_is_columns(run: LoadedRun, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_torn_lines_are_left_out_with_a_warning(run: LoadedRun) -> None:
         path.write_bytes(path.read_bytes()[:-5])
     with pytest.warns(RuntimeWarning, match="line [0-9]+ was torn") as caught:
         torn = load_run(run.path)
-    assert [one.filename for one in caught] == [__file__] * 3
+    assert [warning.filename for warning in caught] == [__file__] * 3
     assert torn.metrics["step"] == [1, 2] and torn.events == [] and "hist" not in torn.layers
 
 

@@ -266,12 +266,12 @@ def test_a_run_whose_curves_are_sick_is_not_healthy(
 ) -> None:
     path = train()
     verdict, alerts = verdict_of(path)
-    found, *others = alerts
-    assert kind in (found.kind, *(part.kind for part in found.parts))
+    worst, *others = alerts
+    assert kind in (worst.kind, *(part.kind for part in worst.parts))
     assert {other.kind for other in others} <= {"hook_wrote"}  # one cause, one alert
-    assert verdict.health == health and found.severity == ("error" if health == "broken" else "warning")
-    assert found.step is None if steps is None else steps[0] <= (found.step or 0) <= steps[1]
-    (listed,) = [one for one in json_of(capsys, "runs", str(path.parent)) if one["run_id"] == path.name]
+    assert verdict.health == health and worst.severity == ("error" if health == "broken" else "warning")
+    assert worst.step is None if steps is None else steps[0] <= (worst.step or 0) <= steps[1]
+    (listed,) = [row for row in json_of(capsys, "runs", str(path.parent)) if row["run_id"] == path.name]
     assert listed["verdict"]["health"] == health and listed["outcome"] == "completed"
 
 
