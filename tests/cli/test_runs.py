@@ -187,6 +187,13 @@ def test_a_wide_terminal_shows_cells_as_a_whole(capsys: Captured, monkeypatch: p
         assert (name in output_of(capsys, ["runs"])) is is_whole
 
 
+def test_line_breaks_in_a_label_are_spaces(capsys: Captured) -> None:
+    """labels.json may have been edited by hand."""
+    write_run("one", labels=Labels("a\nb", ("c\nd",)))
+    _, row = output_of(capsys, ["runs"]).splitlines()
+    assert "a b" in row and "c d" in row
+
+
 def test_listing_needs_no_torch() -> None:
     """The command reads the small files itself and does not wait for torch to be imported."""
     write_run("one")

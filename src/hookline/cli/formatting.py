@@ -105,7 +105,7 @@ def table(
     rows: Iterable[tuple[Sequence[str | Text], str]],
     width: int = MAX_WIDTH,
 ) -> None:
-    """Print a table without lines that fits the terminal; long cells wrap.
+    """Print a table without lines that fits the terminal; long cells wrap, and a line break is a space.
 
     Args:
         console: Where to print.
@@ -113,11 +113,15 @@ def table(
         rows: Cells and a style each; a `Text`, which has styles of its own, must be safe to print.
         width: The most columns of characters that it takes.
     """
+
+    def clean(text: str) -> str:
+        return printable(text).replace("\n", " ")
+
     made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for title, options in columns.items():
-        made.add_column(printable(title), **options)
+        made.add_column(clean(title), **options)
     for cells, style in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else printable(cell) for cell in cells), style=style)
+        made.add_row(*(cell if isinstance(cell, Text) else clean(cell) for cell in cells), style=style)
     with console.capture() as captured:
         console.print(made, width=min(console.width, width))
     # rich pads every cell to its column; files and pipes need no trailing spaces.

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline._bins import bins_per_octave, bins_per_sign
-from hookline._console import logger
 from hookline._step_parts import STEP_PARTS
 from hookline.errors import RecordError
 from hookline.record.format import NOT_METRICS, Floats, MediaRow, SeriesHeader
+from hookline.record.json_lines import warn_at_caller
 from hookline.runs.curves import Curve, Steps, Values, as_arrays, sort_by_step
 from hookline.runs.find import RunFiles
 from hookline.runs.histograms import HistogramReader
@@ -282,7 +282,7 @@ class RunSummary:
         try:
             summary.config = files.config_bytes.decode("utf-8", "replace")
         except RecordError as error:
-            logger.warning("%s", error)
+            warn_at_caller(str(error))
         for rows in files.metrics():
             columns = columns_of_rows(rows)
             summary.add_metrics(columns)
