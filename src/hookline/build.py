@@ -22,10 +22,10 @@ from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.errors import CheckpointError, ConfigError, HooklineError, TrainingError, with_article
 from hookline.hooks.ema import EMAHook
 from hookline.ranks import find_ranks
+from hookline.record.format import CONFIG_FILE
 from hookline.run.manager import HookManager
 from hookline.run.rng import preserve_rng, seed_everything
 from hookline.runs.named import BEST, LAST, find_run
-from hookline.runs.reader import CONFIG
 from hookline.trainer.accelerate import (
     PRECISIONS,
     check_launcher,
@@ -377,7 +377,7 @@ def load_trainer(
 
     call = f"trainer.load_checkpoint({str(saved)!r})"
     config = read_recorded(directory, overrides, call=call, data=data, change=change)
-    former = load_config(directory / CONFIG)[0]["data"]
+    former = load_config(directory / CONFIG_FILE)[0]["data"]
     with preserve_rng():
         trained_on = None if config["data"] == former else former
         trainer = _make_trainer(config, ImportPolicy(allow, True), device, trained_on)

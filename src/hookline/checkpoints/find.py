@@ -10,6 +10,7 @@ from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
 from hookline.errors import CheckpointError
+from hookline.record.format import EVENTS_FILE, RUN_FILE
 from hookline.record.json_lines import read_jsonl
 
 
@@ -39,7 +40,7 @@ def find_whole(path: Path) -> tuple[str, list[str]]:
 def has_no_checkpoint_yet(path: Path) -> bool:
     """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
     directory = path / "checkpoints"
-    is_run = os.path.lexists(path / "run.json")
+    is_run = os.path.lexists(path / RUN_FILE)
     return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
 
 
@@ -62,7 +63,7 @@ def _missing(directory: Path, newest: Path | None) -> list[str]:
 def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
     """Return step and path of the newest checkpoint of which events.jsonl says that it was saved, if any."""
     newest: tuple[int, Path] | None = None
-    events = directory.parent / "events.jsonl"
+    events = directory.parent / EVENTS_FILE
     for event in read_jsonl(events)[0] if directory.name == "checkpoints" and events.is_file() else []:
         kind, step, path = event.get("kind"), event.get("step"), event.get("path")
         if not isinstance(step, int) or not isinstance(path, str):
@@ -97,4 +98,4 @@ def run_directory(path: Path) -> Path | None:
     The run's id is the name of its directory, whatever a link to it is called.
     """
     places = (path, *path.absolute().parents[:2])
-    return next((place.resolve() for place in places if os.path.lexists(place / "run.json")), None)
+    return next((place.resolve() for place in places if os.path.lexists(place / RUN_FILE)), None)

@@ -13,6 +13,7 @@ from hookline.cli import FAILED
 from hookline.cli.arguments import JSON, RUN
 from hookline.cli.formatting import heading, open_console, paragraph, print_json
 from hookline.errors import HooklineError, written
+from hookline.record.format import RUN_FILE
 
 if TYPE_CHECKING:
     from hookline.checkpoints.store import CheckpointFiles
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
 
     checkpoints = checkpoints_in(checkpoints_of(options.run.path))
     if not checkpoints:
-        is_run = (options.run.path / "run.json").exists()
+        is_run = (options.run.path / RUN_FILE).exists()
         remedy = "the run has not saved one yet" if is_run else "pass a run's directory, runs/<run_id>"
         raise HooklineError(f"no checkpoint in {options.run.path}; {remedy}")
     return verify_and_print(checkpoints, options.json)

@@ -13,9 +13,9 @@ from hookline.cli.command_lines import command_like, report_command
 from hookline.cli.train import train_and_report
 from hookline.config.recorded import read_recorded
 from hookline.errors import ConfigError, HooklineError, RecordError
+from hookline.record.format import CONFIG_FILE
 from hookline.record.labels import LABEL_OPTIONS
 from hookline.runs.find import RunFiles
-from hookline.runs.reader import CONFIG
 
 ARGUMENTS = (
     run_argument("the run, or the checkpoint to continue from", "RUN|CHECKPOINT")
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     # The run may have been built in code, or come from another machine: what its config names must be allowed again.
     trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
-    trainer.find_nan_by = command_like(options, "train", str(run_dir / CONFIG), "--hook", "nan_forensics")
+    trainer.find_nan_by = command_like(options, "train", str(run_dir / CONFIG_FILE), "--hook", "nan_forensics")
     with suppress(RecordError):  # a run whose run.json is damaged can be resumed
         command = report_command(RunFiles.read(run_dir))
         if command is not None and not trainer.ranks.rank:

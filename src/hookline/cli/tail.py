@@ -13,9 +13,9 @@ from hookline._console import printable
 from hookline.cli.arguments import JSON, RUN, argument, positive
 from hookline.cli.formatting import open_console, print_json
 from hookline.errors import written
+from hookline.record.format import EVENTS_FILE, METRICS_FILE
 from hookline.record.json_lines import as_number
 from hookline.runs.find import KILLED, RUNNING, RunFiles
-from hookline.runs.reader import EVENTS, METRICS
 
 POLL_SECONDS = 0.5
 _MAX_OTHERS = 3  # metrics of a row that has neither a loss nor a value of a validation
@@ -30,8 +30,8 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> int:
     """Print rows until the run ends or Ctrl-C, which is how one leaves a run that continues."""
-    run, console = options.run, open_console()
-    files, shown, was_running = [run.follow(name) for name in (METRICS, EVENTS)], slice(-options.lines, None), True
+    run, console, shown, was_running = options.run, open_console(), slice(-options.lines, None), True
+    files = [run.follow(name) for name in (METRICS_FILE, EVENTS_FILE)]
     try:
         while True:
             outcome = run.outcome  # before the rows: whatever was written before the end is printed, too

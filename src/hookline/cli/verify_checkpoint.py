@@ -8,8 +8,8 @@ from pathlib import Path
 from hookline.cli.arguments import JSON, argument
 from hookline.cli.checkpoints import verify_and_print
 from hookline.errors import HooklineError
+from hookline.record.format import RUN_FILE
 from hookline.runs.named import LAST, find_run
-from hookline.runs.reader import RUN
 
 ARGUMENTS = argument("path", "CHECKPOINT", "a checkpoint: its directory, or RUN/best, RUN/last or RUN/NAME") | JSON
 
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
         raise HooklineError(
             f"{path} is not a directory; pass a checkpoint's directory, runs/<run_id>/checkpoints/step-…"
         )
-    if (path / RUN).exists():
+    if (path / RUN_FILE).exists():
         given = options.path
         raise HooklineError(
             f"{given} is a run; `hookline checkpoints {given}` verifies all of its checkpoints, and "

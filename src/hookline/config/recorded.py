@@ -32,11 +32,11 @@ def read_recorded(
         HooklineError: If the run was made in code, or a secret that was not recorded is not given again.
     """
     from hookline.config.load import load_config
+    from hookline.record.format import CONFIG_FILE
     from hookline.record.record import refuse_links
-    from hookline.runs.reader import CONFIG
 
     refuse_links(run)
-    recorded, _ = load_config(run / CONFIG)
+    recorded, _ = load_config(run / CONFIG_FILE)
     check_whole(recorded, str(run), call)
     config, _ = load_config(recorded if data is None else {**recorded, "data": data}, overrides)
     if change is not None:

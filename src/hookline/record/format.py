@@ -21,6 +21,9 @@ from hookline._bins import FEWEST_BINS
 from hookline._sizes import MAX_LAYER_VALUES
 from hookline.errors import RecordError
 
+RUN_FILE, CONFIG_FILE = "run.json", "config.yaml"
+METRICS_FILE, LAYERS_FILE = "metrics.jsonl", "layers.jsonl"
+EVENTS_FILE, MEDIA_FILE = "events.jsonl", "media.jsonl"
 FORMAT = 1  # The format of a run's directory; a reader rejects a newer one.
 RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
 NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
@@ -60,7 +63,7 @@ def check_run(path: Path, run: Mapping[str, Any]) -> None:
     if not isinstance(written, int) or written > FORMAT:
         raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
     if (field := _misfit(run, _RUN_FIELDS, "")) is not None:
-        raise RecordError(f"{path / 'run.json'} is damaged: Hookline did not write its field {field}")
+        raise RecordError(f"{path / RUN_FILE} is damaged: Hookline did not write its field {field}")
 
 
 def _misfit(value: Any, expected: Any, name: str) -> str | None:

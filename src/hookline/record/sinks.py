@@ -21,7 +21,7 @@ from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.events import EVENTS
-from hookline.record.format import MediaRow, check_run
+from hookline.record.format import CONFIG_FILE, RUN_FILE, MediaRow, check_run
 from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
 from hookline.record.labels import Labels, write_labels
 from hookline.record.layers import LayerLines, LayerRow
@@ -250,7 +250,7 @@ class FileStorage(Storage):
         super().__init__()
         self.path = path
         self._lock = RunLock(path)  # first: a second writer must not open the files
-        self.is_continued = (path / "run.json").exists()
+        self.is_continued = (path / RUN_FILE).exists()
         self._files = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
 
     def describe(self, run: dict[str, Any]) -> None:
@@ -258,7 +258,7 @@ class FileStorage(Storage):
         earlier: Mapping[str, Any] = {}
         if self.is_continued:
             try:
-                earlier = read_json(self.path / "run.json")
+                earlier = read_json(self.path / RUN_FILE)
             except RecordError as error:
                 warn(f"{error}; earlier attempts are not listed", stacklevel=4)
         check_run(self.path, earlier)
@@ -275,8 +275,8 @@ class FileStorage(Storage):
         """
         if not self.is_continued:
             write_labels(self.path, labels)
-        write_text_atomic(self.path / "config.yaml", _as_yaml(config))
-        write_json_atomic(self.path / "run.json", run)
+        write_text_atomic(self.path / CONFIG_FILE, _as_yaml(config))
+        write_json_atomic(self.path / RUN_FILE, run)
 
     def resume_at(self, step: int) -> None:
         """Discard layers, tables and images of later steps; a run without them gets no file of them."""
@@ -286,7 +286,7 @@ class FileStorage(Storage):
 
     def end(self, run: dict[str, Any]) -> None:
         """Write run.json."""
-        self._try(write_json_atomic, self.path / "run.json", run)
+        self._try(write_json_atomic, self.path / RUN_FILE, run)
 
     def release(self) -> None:
         """Close the files and release the lock, and leave the directory as it is."""
@@ -313,7 +313,7 @@ class RankStorage(Storage):
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__()
         self.path = path
-        self.is_continued = (path / "run.json").exists()  # rank 0 writes that of a new run later
+        self.is_continued = (path / RUN_FILE).exists()  # rank 0 writes that of a new run later
         self._rank = rank
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
@@ -344,16 +344,16 @@ class RankStorage(Storage):
 
     def _close_for_rank_0(self, run: dict[str, Any]) -> None:
         """Write the outcome into run.json if rank 0 has neither done that nor holds the lock."""
-        if read_json(self.path / "run.json").get("outcome") is not None:
+        if read_json(self.path / RUN_FILE).get("outcome") is not None:
             return
         lock = RunLock(self.path)
         try:
-            described = read_json(self.path / "run.json")
+            described = read_json(self.path / RUN_FILE)
             if described.get("outcome") is None:
                 end = {name: run[name] for name in ("outcome", "reason", "closed")}
                 described.update(end, **{name: run[name] for name in ("hooks", "costs", "counters", "lost")})
                 described["attempts"][-1].update(end)
-                write_json_atomic(self.path / "run.json", described)
+                write_json_atomic(self.path / RUN_FILE, described)
         finally:
             lock.release()
 

@@ -17,11 +17,10 @@ import numpy as np
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS
-from hookline.record.format import SeriesHeader
+from hookline.record.format import CONFIG_FILE, SeriesHeader
 from hookline.record.json_lines import as_mapping
 from hookline.record.labels import LABEL_OPTIONS
 from hookline.runs.config import flatten_config
-from hookline.runs.reader import CONFIG
 from hookline.runs.summary import Array, Numbers, RunSummary
 
 MISSING = "(not there)"
@@ -110,13 +109,13 @@ def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def _readable(run: RunSummary) -> dict[str, Any]:
-    if not os.path.lexists(run.files.path / CONFIG):
+    if not os.path.lexists(run.files.path / CONFIG_FILE):
         return {}
     try:
         run.files.config  # noqa: B018 - read now
     except RecordError as error:
-        return {CONFIG: str(error)}
-    return {CONFIG: THERE}
+        return {CONFIG_FILE: str(error)}
+    return {CONFIG_FILE: THERE}
 
 
 def _config_values(run: RunSummary) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import RecordError
+from hookline.record.format import EVENTS_FILE, METRICS_FILE
 from hookline.record.json_lines import as_number
-from hookline.runs.reader import EVENTS, MAX_TAIL_BYTES, METRICS, TAIL_BYTES, RunReader, has_step
+from hookline.runs.reader import MAX_TAIL_BYTES, TAIL_BYTES, RunReader, has_step
 
 RUNNING, KILLED = "running", "killed"  # instead of an outcome
 _TIME = re.compile(rb'"time": ?(\d+(?:\.\d+)?)[,}]')
@@ -75,7 +76,7 @@ class RunFiles(RunReader):
     @cached_property
     def score(self) -> Score | None:
         """The best value that a checkpoint hook monitors, or the last val/loss or train/loss."""
-        for row in self.last_rows(EVENTS, containing=b'"best_checkpoint"'):
+        for row in self.last_rows(EVENTS_FILE, containing=b'"best_checkpoint"'):
             value = as_number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
             if value is not None:
                 return Score(str(row.get("monitor")), value, True)
@@ -139,13 +140,13 @@ class RunFiles(RunReader):
     def _row_times(self) -> list[float]:
         """The times of the last rows of metrics in their order, as far back as is read at all."""
         # Of megabytes, parsing every line would take seconds for a list of runs.
-        matches = (_TIME.search(line) for line in self.last_lines(METRICS))
+        matches = (_TIME.search(line) for line in self.last_lines(METRICS_FILE))
         return sorted(float(match[1]) for match in matches if match)
 
     @cached_property
     def _metrics_stat(self) -> os.stat_result | None:
         with suppress(OSError):
-            return (self.path / METRICS).stat()
+            return (self.path / METRICS_FILE).stat()
         return None
 
     @property
@@ -157,8 +158,8 @@ class RunFiles(RunReader):
     def _last_metrics(self) -> list[dict[str, Any]]:
         """The rows in the last 64 kB of metrics that count, the newest first, or the last one if it is longer."""
         if not all("closed" in attempt for attempt in self.run.get("attempts", [])):
-            self.read_end(METRICS)  # the time of the kill is farther back
-        return [row for row in self.last_rows(METRICS, most=TAIL_BYTES) if has_step(row)]
+            self.read_end(METRICS_FILE)  # the time of the kill is farther back
+        return [row for row in self.last_rows(METRICS_FILE, most=TAIL_BYTES) if has_step(row)]
 
 
 def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:

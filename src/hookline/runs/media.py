@@ -11,14 +11,13 @@ from typing import Any
 
 from hookline._fs import refuse_link
 from hookline.errors import RecordError
-from hookline.record.format import MAX_IMAGE_SIDE, NON_FINITE, Image, MediaRow, Table, size_of_png
+from hookline.record.format import MAX_IMAGE_SIDE, MEDIA_FILE, NON_FINITE, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import (
     as_number,
     read_bytes,
     warn_at_caller,
 )
 from hookline.runs.named import find_files
-from hookline.runs.reader import MEDIA
 
 _FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PLAIN = (str, int, float, bool, type(None))
@@ -57,7 +56,7 @@ def read_newest_media(directory: Path, lines: Sequence[dict[str, Any]], most: in
             yield MediaRow(line["step"], line["epoch"], as_number(line["time"]) or 0.0, line["name"], content)
     if unreadable:
         what = f"{unreadable[-1]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
-        warn_at_caller(f"{directory / MEDIA}: {what[:300]}; the others were read")
+        warn_at_caller(f"{directory / MEDIA_FILE}: {what[:300]}; the others were read")
 
 
 def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None:

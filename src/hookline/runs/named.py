@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hookline._console import print_line, printable
 from hookline.errors import RecordError
+from hookline.record.format import RUN_FILE
 from hookline.record.json_lines import directory_of
 from hookline.record.labels import LATEST
 from hookline.runs.find import RunFiles
-from hookline.runs.reader import RUN
 
 RUNS = "runs"
 BEST, LAST = "best", "last"
@@ -67,7 +67,7 @@ def _find_checkpoint(path: Path, runs: Path) -> Path | None:
         if path.name in (BEST, LAST) and not path.parent.is_dir():  # then the name of the run is what is wrong
             raise
         return None
-    if not os.path.lexists(run / RUN):
+    if not os.path.lexists(run / RUN_FILE):
         return None
     checkpoints = run / "checkpoints"
     if path.name == LAST:
@@ -141,7 +141,7 @@ def _described(run: RunFiles) -> str:
 
 def _runs_in(directory: Path, known: dict[Path, RunFiles]) -> list[RunFiles]:
     try:
-        paths = [file.parent for file in sorted(directory.glob(f"*/{RUN}"))]
+        paths = [file.parent for file in sorted(directory.glob(f"*/{RUN_FILE}"))]
     except (OSError, ValueError):  # a name that is too long, or has a NUL in it
         return []
     return [known.setdefault(path, RunFiles(path)) for path in paths]

@@ -20,11 +20,17 @@ from hookline._fs import NotAPlainFile, TooLarge, explain, open_to_read, read_wh
 from hookline._sizes import line_limit
 from hookline.errors import RecordError
 from hookline.record.format import (
+    CONFIG_FILE,
     DAMAGED,
+    EVENTS_FILE,
     HEADER_FIELDS,
+    LAYERS_FILE,
     MAX_STEP,
+    MEDIA_FILE,
+    METRICS_FILE,
     NON_FINITE,
     RESERVED,
+    RUN_FILE,
     Floats,
     SeriesHeader,
     check_run,
@@ -47,8 +53,6 @@ from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
 from hookline.runs.config import read_config
 
-RUN, CONFIG = "run.json", "config.yaml"
-METRICS, LAYERS, EVENTS, MEDIA = "metrics.jsonl", "layers.jsonl", "events.jsonl", "media.jsonl"
 MAX_TAIL_BYTES = 4 << 20  # from the end of a file: all that a list of runs may read of each, to stay quick
 TAIL_BYTES = 64 << 10  # hundreds of rows of metrics
 FOLLOWED_BYTES = 1 << 20  # from the end of a file that is followed: the rows that are there first
@@ -96,15 +100,15 @@ class RunReader:
     def run(self) -> dict[str, Any]:
         """The fields of run.json. Raises `RecordError` if the directory is not a run, or has a newer format."""
         try:
-            run = parse_json(read_whole(self.path / RUN), parse_int=_parse_int)
+            run = parse_json(read_whole(self.path / RUN_FILE), parse_int=_parse_int)
         except (NotAPlainFile, TooLarge) as error:
-            raise RecordError(explain(self.path / RUN, error, "read")) from error
+            raise RecordError(explain(self.path / RUN_FILE, error, "read")) from error
         except (OSError, ValueError) as error:
             missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
+            why = f"has no {RUN_FILE}" if missing else f"its {RUN_FILE} cannot be read or is damaged"
             raise RecordError(f"{self.path} is not a run: {why}; a run's directory is runs/<run_id>") from error
         if not isinstance(run, dict) or not isinstance(run.get("run_id"), str):
-            raise RecordError(f"{self.path} is not a run: its {RUN} was not written by Hookline")
+            raise RecordError(f"{self.path} is not a run: its {RUN_FILE} was not written by Hookline")
         check_run(self.path, run)
         return run
 
@@ -119,12 +123,12 @@ class RunReader:
     @cached_property
     def config_bytes(self) -> bytes:
         """The text of config.yaml. Raises `RecordError` if it cannot be read."""
-        return read_bytes(self.path / CONFIG)
+        return read_bytes(self.path / CONFIG_FILE)
 
     @cached_property
     def config(self) -> Any:
         """What config.yaml contains. Raises `RecordError` if it cannot be read."""
-        return read_config(self.config_bytes, self.path / CONFIG)
+        return read_config(self.config_bytes, self.path / CONFIG_FILE)
 
     @cached_property
     def has_owner(self) -> bool:
@@ -135,17 +139,17 @@ class RunReader:
 
     def metrics(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of metrics.jsonl in batches; each has a step."""
-        return (self._usable(METRICS, *batch, has_step) for batch in self._rows(METRICS))
+        return (self._usable(METRICS_FILE, *batch, has_step) for batch in self._rows(METRICS_FILE))
 
     def layers(self) -> Iterator[tuple[int, SeriesHeader, Floats]]:
         """Yield the steps of layers.jsonl: the step, what its values mean, and the values in the shape of the header.
 
         A run that recorded no layers has no such file.
         """
-        if self._is_missing(LAYERS):
+        if self._is_missing(LAYERS_FILE):
             return
         headers: dict[int, SeriesHeader] = {}  # a resumed run defines its ids again
-        for numbers, rows in self._rows(LAYERS):
+        for numbers, rows in self._rows(LAYERS_FILE):
             for number, row in zip(numbers, rows, strict=True):
                 if "resumed" in row:
                     continue
@@ -159,7 +163,7 @@ class RunReader:
                 except DAMAGED:
                     values = None
                 if values is None:
-                    self._note_damage(LAYERS, number)
+                    self._note_damage(LAYERS_FILE, number)
                 else:
                     yield row["step"], header, values
 
@@ -170,7 +174,7 @@ class RunReader:
             RecordError: If a file cannot be read.
         """
         events: list[dict[str, Any]] = []
-        for path in (self.path / EVENTS, *sorted((self.path / "ranks").glob(f"*/{EVENTS}"))):
+        for path in (self.path / EVENTS_FILE, *sorted((self.path / "ranks").glob(f"*/{EVENTS_FILE}"))):
             name = path.relative_to(self.path).as_posix()
             for batch in self._rows(name):
                 events += self._usable(name, *batch, _is_event)
@@ -182,8 +186,8 @@ class RunReader:
 
         A run that recorded neither tables nor images has no such file.
         """
-        batches = [] if self._is_missing(MEDIA) else self._rows(MEDIA)
-        rows = [row for batch in batches for row in self._usable(MEDIA, *batch, _is_media)]
+        batches = [] if self._is_missing(MEDIA_FILE) else self._rows(MEDIA_FILE)
+        rows = [row for batch in batches for row in self._usable(MEDIA_FILE, *batch, _is_media)]
         newest: dict[tuple[int, str], dict[str, Any]] = {}
         for row in reversed(rows):
             if "resumed" not in row:
