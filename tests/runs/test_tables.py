@@ -107,11 +107,14 @@ def test_nan_and_infinities_have_bins(record: Record) -> None:
 def test_histograms_of_one_layer_have_rows_each(record: Record) -> None:
     """The bins of activations and of their gradients have different edges; without an end, a step is left out."""
     counts, tops = histograms([torch.tensor([1.0]), torch.tensor([8.0])])
-    record.log_layers("activations", 1, ["a"], ["histogram_top", "grad_histogram_top"], tops.reshape(1, 2))
+    ends = ["histogram_top", "grad_histogram_top"]
+    record.log_layers("activations", 1, ["a", "b"], ends, tops.expand(2, 2))
     for step in (1, 2):
-        record.log_layers("activation_histograms", step, ["a"], ["counts", "grad_counts"], counts.unsqueeze(0))
+        values = counts.expand(2, *counts.shape)
+        record.log_layers("activation_histograms", step, ["a", "b"], ["counts", "grad_counts"], values)
     columns = load(record).layers["activation_histograms"]
-    assert (columns["step"], columns["counts"], columns["grad_counts"]) == ([1, 1], [1, None], [None, 1])
+    assert (columns["step"], columns["name"]) == ([1] * 4, ["a", "a", "b", "b"])
+    assert (columns["counts"], columns["grad_counts"]) == ([1, None] * 2, [None, 1] * 2)
     assert columns["low"][0] <= 1 <= columns["high"][0] < columns["low"][1] <= 8 <= columns["high"][1]
 
 
