@@ -119,7 +119,7 @@ class Gate:
 
     def write(self, fd: int, data: Any) -> int:
         self.reached.set()
-        self.opened.wait()
+        assert self.opened.wait(timeout=300), "the test never opened the gate"  # a hang would outlive pytest-timeout
         if self.error:
             raise OSError(self.error, os.strerror(self.error))
         return self._real(fd, data)
@@ -486,7 +486,7 @@ def test_half_a_validation_is_rejected_without_waiting(monkeypatch: pytest.Monke
     @trainer.on("validation_end", name="wrong")
     def wrong(trainer: Trainer, step: int) -> None:
         if step == 3:
-            with pytest.raises(CheckpointError, match="half a validation"):
+            with pytest.raises(CheckpointError, match="in the middle of a validation"):
                 trainer.save_checkpoint()
             refused.append(trainer.saving)
             gate.open()

@@ -637,7 +637,7 @@ def test_half_a_validation_cannot_be_saved() -> None:
         trainer.save()
 
     trainer.train()
-    said = "trainer.save() cannot save in the middle of a validation; it waits for the end of the validation"
+    said = "save_checkpoint() cannot save in the middle of a validation; call trainer.save(), which waits for its end"
     assert caught == [said]
     assert [path.name for path in trainer.checkpoint_dir.iterdir()] == ["step-00000003"]
 

@@ -238,7 +238,7 @@ class CheckpointedRun(SavingRun, EpochRun):
         if (in_step or other) and self.status == "training":
             what = "validation" if other else "step"
             raise CheckpointError(
-                f"trainer.save() cannot save in the middle of a {what}; it waits for the end of the {what}"
+                f"save_checkpoint() cannot save in the middle of a {what}; call trainer.save(), which waits for its end"
             )
         if self.status == "error" and self.ranks.world_size > 1:
             raise CheckpointError("a run on several ranks that has failed cannot be saved: they may be at other steps")
