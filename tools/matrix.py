@@ -160,8 +160,8 @@ def versions(row: Row, python: Path) -> dict[str, Any]:
     names = ["torch", *(name_of(text) for text in row.requirements if name_of(text) != "torch")]
     code = (
         "import importlib.metadata, json, platform, sys, torch\n"
-        "found = {name: importlib.metadata.version(name) for name in sys.argv[1:]} | {'torch': torch.__version__}\n"
-        "print(json.dumps({'python': platform.python_version(), 'versions': found}))"
+        "installed = {name: importlib.metadata.version(name) for name in sys.argv[1:]} | {'torch': torch.__version__}\n"
+        "print(json.dumps({'python': platform.python_version(), 'versions': installed}))"
     )
     done = subprocess.run([python, "-c", code, *names], stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
