@@ -189,6 +189,25 @@ def test_a_hook_is_named_whichever_argument_it_writes_through(argument: str, wha
     assert (first["hook"], first["on"], first["what"], first["step"]) == ("through", "on_step_end", what, 1)
 
 
+@pytest.mark.req("004-35")
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [
+        (lambda model: model.eval(), "train or eval mode"),
+        (lambda model: model[0].weight.data.zero_(), "parameters"),
+        (lambda optimizer: optimizer.param_groups[0].update(lr=0.5), "learning rate"),
+        (lambda optimizer: optimizer.state.clear(), "optimizer state"),
+        (lambda batch: batch[0].zero_(), "batch"),
+    ],
+)
+def test_a_hook_that_names_nothing_else_is_named(hook: Any, what: str) -> None:
+    """A hook needs neither the trainer nor `ctx` to write to what it is passed."""
+    trainer = make_deep_trainer("lr_monitor")
+    trainer.on("train_batch_end", name="through")(hook)
+    first = noted(trainer)[0]
+    assert (first["hook"], first["what"], first["step"]) == ("through", what, 1)
+
+
 def test_inference_tensors_have_no_versions_and_are_left_out() -> None:
     """A frozen parameter or a learning rate may be one; the other parameters are still compared."""
     trainer = audited_trainer(Changes(change_params), debug=True)

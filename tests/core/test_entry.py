@@ -473,6 +473,9 @@ WRONG = {
     "close": 4.0,
     "init": {"weight": 1},
     "isolate_rng": 0,
+    "state_dict": {"weight": 1},
+    "load_state_dict": 3,
+    "unsaved_hint": 5,
 }
 
 

@@ -365,11 +365,15 @@ def _is_selection(value: Any) -> bool:
 
 
 _FLAG = (lambda value: isinstance(value, bool)), "True or False"
+_METHOD = callable, "a method"
 _SELECTION = _is_selection, "a name, a pattern, a class, a predicate or a list of these"
 READ_AS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **{name: _FLAG for name, default in DEFAULTS.items() if isinstance(default, bool)},
-    **{name: (callable, "a method") for name, default in DEFAULTS.items() if callable(default)},
+    **{name: _METHOD for name, default in DEFAULTS.items() if callable(default)},
     **{name: (_are_names, "names") for name, default in DEFAULTS.items() if isinstance(default, tuple)},
+    "state_dict": _METHOD,
+    "load_state_dict": _METHOD,
+    "unsaved_hint": (lambda value: isinstance(value, str), "a string"),
     "intervenes": _FLAG,
     "check_finite": _FLAG,
     "modules": _SELECTION,
