@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from itertools import chain
 from secrets import token_hex
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -218,16 +218,17 @@ class Ranks:
         Raises:
             RankError: If a rank does not begin within the timeout.
         """
-        seconds = max(timeout, CONNECT_SECONDS)
-        meeting = torch.distributed.all_reduce(torch.zeros(1), group=self._group, async_op=True)
-        deadline = monotonic() + seconds
-        while not meeting.is_completed():
-            if monotonic() > deadline:
-                self._group, self._has_failed = None, True
-                what = f"rank {self.rank} has waited {seconds:g} s for the other ranks to begin the run"
-                raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare")
-            sleep(0.002)
-        meeting.wait()
+        seconds, began = max(timeout, CONNECT_SECONDS), monotonic()
+        # torch limits no other collective by itself, and one that waits on would keep this process from ending.
+        barrier = partial(torch.distributed.monitored_barrier, self._group, timedelta(seconds=seconds))
+        try:
+            call_within(2 * seconds, barrier)  # in a thread, so that signals are handled
+        except Exception as error:
+            if monotonic() - began < seconds:  # a rank is gone
+                raise
+            self._group, self._has_failed = None, True
+            what = f"rank {self.rank} has waited {seconds:g} s for the other ranks to begin the run"
+            raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare") from error
         self._store = self._store or self._connect()
 
     def _connect(self) -> Any:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from rank_processes import run_on_ranks
 from rank_runs import make_trainer
 
@@ -69,7 +70,10 @@ def freeze_before_training(rank: int, first_run: bool) -> None:
         trainer.train()
     except RankError as error:
         is_right = "rank 0 has waited 5 s for the other ranks to begin the run; raise rank_timeout" in str(error)
-        os.kill(pids[1], signal.SIGKILL)
+        try:  # as at the end of a process, which waits for every collective that has begun
+            rank_watch.call_within(60.0, torch.distributed.destroy_process_group)
+        finally:
+            os.kill(pids[1], signal.SIGKILL)
         os._exit(3 if is_right else 4)
 
 
