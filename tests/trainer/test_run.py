@@ -693,6 +693,26 @@ def test_an_unknown_neighbour_in_the_order_is_reported_at_the_start(caplog: pyte
     assert told.startswith("'clip_norm' is ordered by 'scle', which is not registered; did you mean 'scale'")
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_closing_line_has_nothing_that_a_terminal_would_obey(
+    fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It quotes the exception or the reason that has ended the run."""
+    text = "enough\x1b]0;title\x07"
+
+    def end(trainer: Any) -> None:
+        if fails:
+            raise ValueError(text)
+        trainer.request_stop(text)
+
+    trainer = make_trainer(console=True)
+    trainer.on("step_end", name="end", on_error="raise")(end)
+    with suppress(ValueError):
+        trainer.train()
+    printed = capsys.readouterr().out
+    assert "enough\\x1b]0;title\\x07" in printed and printed.replace("\n", "").isprintable()
+
+
 def test_the_hook_that_ended_a_run_is_in_its_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
     """And in the record, with event and step."""
     trainer = make_trainer(console=True)

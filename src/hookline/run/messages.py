@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookline._console import printable
 from hookline._text import duration_text
 from hookline.core.base import hook_attribute
 from hookline.ranks import on_ranks
@@ -28,7 +29,7 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
         if reason and reason.startswith("stopped"):  # a hook that explains NaN has kept them out of the weights
             named = "stopped at a non-finite loss or gradient"
             reason = reason.partition(":")[0] if verdict and verdict["reason"] else reason  # the verdict has the rest
-    # The text of an exception may quote a secret.
+    # The text of an exception may quote a secret, and control characters.
     why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
     health = f", {verdict['health']}" if verdict and outcome is not Outcome.NON_FINITE else ""
     words = [f"{named}{why}{health}: {counted(count['step'], 'step')} in {duration_text(count['seconds'])}"]
@@ -55,7 +56,7 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
     if run.change_audit.summary:
         words.append(run.change_audit.summary)
     line = ", ".join(words)
-    return f"{redact_text(str(Verdict(**verdict)))}\n{line}" if verdict and verdict["reason"] else line
+    return printable(f"{redact_text(str(Verdict(**verdict)))}\n{line}" if verdict and verdict["reason"] else line)
 
 
 def counted(count: int, noun: str) -> str:

@@ -531,7 +531,7 @@ def test_rows_gather_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("broken\x1b]0;title\x07"), TimeoutError("no answer"), SystemExit(3)])
 def test_a_check_that_fails_for_no_fault_of_the_users_switches_the_tracker_off(
-    error: BaseException, caplog: pytest.LogCaptureFixture
+    error: BaseException, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only a HooklineError, such as a missing login, ends the run; nothing that a terminal would obey is printed."""
 
@@ -539,10 +539,12 @@ def test_a_check_that_fails_for_no_fault_of_the_users_switches_the_tracker_off(
         def check(self, run: Any) -> None:
             raise error
 
-    trainer = make_trainer(tracker := Broken())
+    trainer = make_trainer(tracker := Broken(), console=True)
     trainer.train()
     assert trainer.record.run["outcome"] == "completed" and tracker.calls == []
     assert kinds_of(trainer) == ["tracker_failed"]
+    verdict = capsys.readouterr().out
+    assert type(error).__name__ in verdict and "\x1b" not in verdict and "\x07" not in verdict
     (line,) = [line for line in caplog.messages if "training continues" in line]
     assert type(error).__name__ in line and "\x1b" not in line and "\x07" not in line
 
