@@ -440,8 +440,9 @@ def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
     for module in list(hooked.values()):
         module.update(attached=False)
     if attached:
-        words = "a HookManager was garbage-collected, so its hooks were removed from %d modules; keep it in a variable"
-        logger.warning(words, len(attached))
+        modules = f"{len(attached)} module{'s' * (len(attached) != 1)}"
+        words = "a HookManager was garbage-collected, so its hooks were removed from %s; keep it in a variable"
+        logger.warning(words, modules)
 
 
 def measures_calls(entry: Entry) -> bool:
