@@ -157,6 +157,23 @@ def test_a_loss_is_reported_once(mode: str) -> None:
     assert losses == [loss, "end"]
 
 
+def test_a_loss_is_reported_again_after_a_backward_pass_that_failed() -> None:
+    """A script may catch the error and try once more, and the next loss may have the same place in memory."""
+    losses: list[Any] = []
+    stop = BackwardWatch(losses.append, lambda: losses.append("end")).start()
+    try:
+        weight = torch.ones(3, requires_grad=True)
+        handle = weight.register_hook(lambda grad: 1 / 0)
+        loss = weight.sum()
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+        handle.remove()
+        loss.backward()
+    finally:
+        stop()
+    assert losses == [loss, loss, "end"]
+
+
 class Events:
     """The events of an IPython shell."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -88,6 +88,8 @@ class BackwardWatch:
 
     def _on_start(self, code: CodeType, offset: int) -> None:
         frame = sys._getframe(1)
+        if self._frame and not _is_called_by(frame, code):  # An exception ended it: PY_UNWIND is not a local event.
+            self._frame = self._loss = 0
         given = frame.f_locals
         if self._enter(given["tensors"], given["grad_tensors"]):
             self._frame = id(frame)
@@ -96,6 +98,14 @@ class BackwardWatch:
         if id(sys._getframe(1)) == self._frame:
             self._frame = 0
             self._leave()
+
+
+def _is_called_by(frame: FrameType, code: CodeType) -> bool:
+    """Return whether a call of some code led to this frame."""
+    caller = frame.f_back
+    while caller is not None and caller.f_code is not code:
+        caller = caller.f_back
+    return caller is not None
 
 
 def wrapped(
