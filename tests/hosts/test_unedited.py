@@ -231,6 +231,36 @@ def test_the_sitecustomize_that_was_there_runs(tmp_path: Path) -> None:
         assert (watched.code, watched.out, watched.err) == (plain.code, plain.out, plain.err)
 
 
+def test_an_import_of_torch_that_fails_has_its_own_traceback(tmp_path: Path) -> None:
+    """No line of it is of Hookline."""
+    (tmp_path / "torch.py").write_text("def load():\n    raise ImportError('no library')\nload()\n")
+    (tmp_path / "script.py").write_text("import torch\n")
+    words, path = (sys.executable, tmp_path / "script.py"), str(tmp_path)
+    plain = execute(tmp_path / "plain", *words, PYTHONPATH=path)
+    watched = execute(tmp_path / "watched", *words, PYTHONPATH=f"{SITE}{os.pathsep}{path}", **Options().variables())
+    assert (watched.code, watched.out, watched.err) == (plain.code, plain.out, plain.err) and "no library" in plain.err
+
+
+def test_a_python_without_hookline_is_told_once(tmp_path: Path) -> None:
+    """Not in the processes that it starts, too; the script runs."""
+    (tmp_path / "hookline.py").write_text("raise ImportError('No module named hookline')\n")
+    (tmp_path / "torch.py").write_text("")
+    code = "import subprocess, sys, torch; print('ran'); subprocess.run([sys.executable, '-c', 'import torch'])"
+    path = f"{SITE}{os.pathsep}{tmp_path}"
+    done = execute(tmp_path / "here", sys.executable, "-c", code, PYTHONPATH=path, **Options().variables())
+    line = f"hookline: nothing is recorded by {sys.executable}: No module named hookline\n"
+    assert (done.code, done.out, done.err) == (0, "ran\n", line)
+
+
+@pytest.mark.parametrize("option", ["-I", "-uS", "-E"])
+def test_a_python_that_reads_no_path_is_refused(option: str, tmp_path: Path) -> None:
+    """Nothing would be recorded, without a word."""
+    done = execute(tmp_path / "here", *HOOKLINE, sys.executable, "-u", option, "-c", "print('began')", "-I")
+    assert (done.code, done.out) == (2, "") and option in done.err
+    done = execute(tmp_path / "there", *HOOKLINE, sys.executable, "-c", "print('began')", option)
+    assert (done.code, done.out, done.err) == (0, "began\n", "")
+
+
 def test_a_script_without_an_optimizer_is_told_why(tmp_path: Path) -> None:
     """One line, at its end."""
     code = "import torch\nw = torch.ones(3, requires_grad=True)\nfor _ in range(3): w.sum().backward()\nprint('done')\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -46,7 +48,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
     """Return the file to execute and its arguments, with its own name first.
 
     Raises:
-        UsageError: If there is no such script or command.
+        UsageError: If there is no such script or command, or it is a Python that reads no PYTHONPATH.
     """
     if words[0].endswith(".py"):
         if not Path(words[0]).is_file():
@@ -55,6 +57,11 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
     program = shutil.which(words[0])
     if program is None:
         raise cli.UsageError(f"there is no command {words[0]!r}; name a script (train.py) or a program on PATH")
+    if Path(program).name.startswith("python"):
+        options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words[1:])
+        if deaf := next((option for option in options if re.fullmatch("-[A-Za-z]*[EIS][A-Za-z]*", option)), None):
+            problem = f"Python with {deaf} does not let Hookline in, and nothing would be recorded"
+            raise cli.UsageError(f"{problem}; leave {deaf} out, or call hookline.attach in the script")
     return program, words
 
 

@@ -27,10 +27,11 @@ class AfterTorch:
         spec: Any = next(filter(None, others), None)
         loader: Any = getattr(spec, "loader", None)
         if hasattr(loader, "exec_module"):
-            loader.exec_module = lambda module: self._execute(loader, module)
+            loader.exec_module = self._execute
         return spec
 
-    def _execute(self, loader: Any, module: Any) -> None:
+    def _execute(self, module: Any) -> None:
+        loader = module.__spec__.loader
         del loader.exec_module
         try:
             loader.exec_module(module)
@@ -39,10 +40,14 @@ class AfterTorch:
             raise
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        with suppress(Exception):  # Hookline is not installed for this Python, for instance
+        try:
             from hookline.hosts.watch import begin
 
             begin()
+        except Exception as error:  # Hookline is not installed for this Python, for instance
+            del os.environ["HOOKLINE_RUN"]  # The processes that this one starts need not say it again.
+            with suppress(Exception):
+                print(f"hookline: nothing is recorded by {sys.executable}: {error}", file=sys.stderr)
 
 
 def leave() -> None:
