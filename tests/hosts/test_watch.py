@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hookline
 from hookline.hosts import search
@@ -79,6 +80,64 @@ def test_the_model_of_another_training_is_not_in_the_next_run(watch: Watch) -> N
     step(third, torch.optim.SGD(third.parameters(), lr=0.1))
     assert first not in set(watch.attached.run.model.modules())
     assert third in set(watch.attached.run.model.modules()) and len(list(Path("runs").iterdir())) == 2
+
+
+def test_each_training_of_a_search_is_a_run(watch: Watch) -> None:
+    """With all of its steps and losses, however many there were before, and none of another one."""
+    for steps in (25, 30, 25, 25, 30, 25):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            step(model, optimizer)
+    watch.end()
+    runs = sorted(Path("runs").iterdir())
+    counters = [json.loads((run / "run.json").read_text())["counters"] for run in runs]
+    assert [(each["step"], each["skipped_steps"]) for each in counters] == [(n, 0) for n in (25, 30, 25, 25, 30, 25)]
+    assert [(run / "metrics.jsonl").read_text().count("train/loss") for run in runs] == [25, 30, 25, 25, 30, 25]
+
+
+def test_short_trainings_without_number_are_a_few_runs(watch: Watch) -> None:
+    """Those of an inner loop, whose losses are not those of the model that is trained around it."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(40):
+        inner = make_model()
+        for _ in range(2):
+            step(inner, torch.optim.SGD(inner.parameters(), lr=0.1))
+        step(model, optimizer)
+    watch.end()
+    runs = sorted(Path("runs").iterdir())
+    assert len(runs) <= 8
+    assert all(json.loads((run / "run.json").read_text())["counters"]["skipped_steps"] == 0 for run in runs)
+
+
+@pytest.mark.parametrize("fails", ["before_step", "after_step"])
+def test_the_hooks_of_others_are_called_when_the_record_fails(
+    fails: str, watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch goes through its hooks at that moment, and raises if one of them leaves."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    called: list[str] = []
+    handles = (
+        register_optimizer_step_pre_hook(lambda *_: called.append("global")),
+        optimizer.register_step_pre_hook(lambda *_: called.append("pre")),
+        optimizer.register_step_post_hook(lambda *_: called.append("post")),
+    )
+
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(watch.attached.run, fails, fail)
+    try:
+        step(model, optimizer)
+        step(model, optimizer)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert called == ["global", "pre", "post"] * 2
+    assert capsys.readouterr().err == "hookline: the record ends here: on purpose\n"
 
 
 def test_the_outermost_module_is_the_model(former: Any) -> None:

@@ -262,10 +262,19 @@ class ForeignRun(ForeignCheckpoints):
         if self._repeats:
             return
         self._enter()
-        if self.event_args.micro_batches and all(param.grad is None for param in self.params.values()):
-            self.event_args.micro_batches, self.accumulation.count = [], 1
+        if self.forget_losses():
             self.run_status.skipped_steps += 1
             self.record.event("step_skipped", self.progress.step, reason=LOST, optimizer_idx=0)
+
+    def forget_losses(self) -> bool:
+        """Forget the losses since the last step if no gradient is left of them; return whether there were any.
+
+        Those of another model leave none.
+        """
+        if not self.event_args.micro_batches or any(param.grad is not None for param in self.params.values()):
+            return False
+        self.event_args.micro_batches, self.accumulation.count = [], 1
+        return True
 
     def backward_ends(self) -> None:
         """Add the loss to that of the step, and fire on_after_backward."""

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from hookline.hosts.watched import Watched
 
 CLOSING_SECONDS = 10.0  # SIGTERM waits this long for the record.
-MOST_LOSSES = 10_000  # Losses of micro-batches kept before there is a run.
+MOST_LOSSES = 10_000  # Losses of micro-batches kept for a run that begins with the next step.
+LONG_TRAINING = 25  # Steps after which another training is looked for at once.
+MOST_LONG_TRAININGS = 50
 NO_STEP = "no optimizer of torch.optim has made a step"
 
 
@@ -56,10 +58,13 @@ class Watch:
         self._problem = NO_STEP  # why nothing is recorded; empty if something is, or another rank records
         self._unknown = 0  # steps of optimizers that no run has
         self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
-        self._losses: deque[torch.Tensor] = deque(maxlen=MOST_LOSSES)  # since the last step, before there is a run
+        self._long_trainings = 0
+        self._losses: deque[torch.Tensor] = deque(maxlen=MOST_LOSSES)  # of the backward passes since the last step
         self._has_loss = self._had_loss = False  # whether a backward pass was made since the last step, or ever
+        self._has_closure = False  # whether the last step had one: its backward passes are not of the next step
         self._exit_code: Any = None  # what `sys.exit` was called with
         self._torch_hooks = ExitStack()
+        self._has_stopped = False
 
     def start(self) -> None:
         """Begin to watch; nothing is recorded until an optimizer steps."""
@@ -69,13 +74,18 @@ class Watch:
 
     def stop(self) -> None:
         """Watch no more."""
+        self._has_stopped = True
         self._torch_hooks.close()
+
+    def ignore(self) -> None:
+        """Watch no more, from inside of a hook: torch may be going through its hooks, and none may leave now."""
+        self._has_stopped = True
 
     # ---- what the script does ----------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Take an optimizer into the run if it is not; its own hooks come next, and do the rest."""
-        if torch.compiler.is_dynamo_compiling():
+        if self._has_stopped or torch.compiler.is_dynamo_compiling():
             return
         has_loss, self._has_loss, self._exit_code = self._has_loss, False, None
         attached = self.attached
@@ -84,17 +94,21 @@ class Watch:
                 self._meet(optimizer, has_loss)
             except Exception as error:
                 self.fail(error)
-            self._losses.clear()
+        self._losses.clear()
+        self._has_closure = len(args) > 1 or bool(kwargs)
 
     def _backward_begins(self, loss: torch.Tensor) -> None:
-        self._has_loss = self._had_loss = True
-        if self.attached is None:
-            self._losses.append(loss.detach())
+        if self._has_stopped:
             return
-        try:
-            self.attached.backward_begins(loss.detach())
-        except Exception as error:
-            self.fail(error)
+        self._has_loss = self._had_loss = True
+        loss = loss.detach()
+        if not self._has_closure:
+            self._losses.append(loss)
+        if self.attached is not None:
+            try:
+                self.attached.backward_begins(loss)
+            except Exception as error:
+                self.fail(error)
 
     def _backward_ends(self) -> None:
         if self.attached is not None:
@@ -109,7 +123,9 @@ class Watch:
             raise error
         tell(f"{'nothing is recorded' if self.attached is None else 'the record ends here'}: {error}")
         self._problem = ""
-        self.stop()
+        self.ignore()
+        if self.attached is not None:
+            self.attached.keep_torch_hooks()
         self.end(error)
 
     # ---- the run -----------------------------------------------------------------------------------------------------
@@ -118,6 +134,7 @@ class Watch:
         """Take an optimizer into the run, or begin another run with what it trains.
 
         A script may make optimizers without number, so what they train is looked for at the 1st, 2nd, 4th, 8th, … step.
+        After a training of some length the count begins anew, as often as a search for hyperparameters may need it.
         """
         from hookline.hosts.search import find_training, owned_by
 
@@ -125,6 +142,8 @@ class Watch:
         if attached is not None and any(id(param) in owned for param in attached.run.model.parameters()):
             attached.add_optimizer(optimizer, joint=not has_loss)
             return
+        if attached is not None:
+            attached.run.forget_losses()
         self._unknown += 1
         if self._unknown & (self._unknown - 1):
             return
@@ -133,6 +152,9 @@ class Watch:
         training = find_training(optimizer, self._former)
         if training is not None:
             self.end()
+            if attached is not None and attached.run.optimizer_steps >= LONG_TRAINING:
+                self._long_trainings += 1
+                self._unknown *= self._long_trainings > MOST_LONG_TRAININGS
             self._begin(training, optimizer)
         elif attached is None:
             self._problem = f"no torch.nn.Module has the parameters of the optimizer ({type(optimizer).__name__})"
@@ -145,12 +167,12 @@ class Watch:
         ranks = own_rank()
         self._problem = ""
         if ranks.rank:
-            self.stop()
+            self.ignore()
             return
         attached = Watched(training, optimizer, self.options, self._prints, self.fail)
         attached.begin()
         self.attached = attached
-        for loss in self._losses:
+        for loss in list(self._losses):
             attached.backward_begins(loss)
             attached.run.backward_ends()
         if self._owns_process and not hasattr(sys.exit, "__wrapped__"):

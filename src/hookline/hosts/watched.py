@@ -77,7 +77,11 @@ class Watched(Attached):
         self.run.backward_begins(loss)
 
     def notice_others(self) -> None:
-        """Do nothing: the watch takes them into the run. A run begins and ends while torch iterates over its hooks."""
+        """Do nothing: the watch has such a hook, and torch does not let a hook add or remove others of its kind."""
+
+    def keep_torch_hooks(self) -> None:
+        """Let the hooks on optimizers stay when the run ends: torch may be going through them. They do nothing then."""
+        self._torch_hooks.pop_all()
 
     def leave(self) -> None:
         """Take every hook off, in a process that was forked from the run's process, where the run continues."""
@@ -86,12 +90,16 @@ class Watched(Attached):
             hooked.update(attached=False)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self.run.running:
+            return None
         try:
             return super()._before_step(optimizer, args, kwargs)
         except Exception as error:
             self._fail(error)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.run.running:
+            return
         try:
             super()._after_step(optimizer, args, kwargs)
         except Exception as error:
