@@ -261,6 +261,14 @@ def test_a_python_that_reads_no_path_is_refused(option: str, tmp_path: Path) -> 
     assert (done.code, done.out, done.err) == (0, "began\n", "")
 
 
+def test_a_warning_that_was_shown_is_not_shown_again(tmp_path: Path) -> None:
+    """Python forgets which warnings it has shown when a filter changes; what begins a run changes filters."""
+    code = TRAINING.replace("        inputs =", "        warnings.warn('a word')\n        inputs =")
+    (tmp_path / "script.py").write_text(f"import warnings\n{code}\ntrain()\ntrain()\n")
+    plain, watched = both(tmp_path, tmp_path / "script.py")
+    assert (watched.err, watched.out) == (plain.err, plain.out) and plain.err.count("a word") == 2
+
+
 def test_a_script_without_an_optimizer_is_told_why(tmp_path: Path) -> None:
     """One line, at its end."""
     code = "import torch\nw = torch.ones(3, requires_grad=True)\nfor _ in range(3): w.sum().backward()\nprint('done')\n"

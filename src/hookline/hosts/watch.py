@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections import deque
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -91,7 +93,8 @@ class Watch:
         attached = self.attached
         if attached is None or all(optimizer is not other for other in attached.run.optimizers):
             try:
-                self._meet(optimizer, has_loss)
+                with keep_shown_warnings():
+                    self._meet(optimizer, has_loss)
             except Exception as error:
                 self.fail(error)
         self._losses.clear()
@@ -183,7 +186,8 @@ class Watch:
         attached, self.attached = self.attached, None
         if attached is not None:
             try:
-                attached.end(error, signal_name)
+                with keep_shown_warnings():
+                    attached.end(error, signal_name)
             except Exception as failure:
                 tell(f"while the run was ending: {failure}")
 
@@ -237,6 +241,23 @@ class Watch:
         with suppress(ValueError):  # not in a thread
             if signal.getsignal(signal.SIGTERM) == self._end_on_signal:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def keep_shown_warnings() -> Iterator[None]:
+    """Let Python remember which warnings it has shown, although the block changes filters of warnings.
+
+    It shows a warning once for each place, and forgets that whenever a filter changes: `subprocess` and pydantic do it.
+    """
+    forget = getattr(warnings, "_filters_mutated", None)
+    if forget is None:  # another Python
+        yield
+        return
+    vars(warnings)["_filters_mutated"] = lambda: None
+    try:
+        yield
+    finally:
+        vars(warnings)["_filters_mutated"] = forget
 
 
 def tell(text: str) -> None:
