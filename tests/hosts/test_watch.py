@@ -247,6 +247,21 @@ class Events:
         self.callbacks.remove(callback)
 
 
+def test_the_cell_after_a_failed_record_is_a_run(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the record of the cell ends."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    monkeypatch.setattr(watch.attached.run, "after_step", lambda _: 1 / 0)
+    step(model, optimizer)
+    step(model, optimizer)
+    watch.end_cell(None)
+    step(model, optimizer)
+    watch.end_cell(None)
+    outcomes = [json.loads((run / "run.json").read_text())["outcome"] for run in sorted(Path("runs").iterdir())]
+    assert outcomes == ["failed", "completed"]
+
+
 def test_each_cell_of_a_notebook_that_trains_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Its report's path is printed; a cell that fails is a failed run, and after unloading nothing is watched."""
     shell = SimpleNamespace(events=Events())

@@ -66,6 +66,7 @@ class Watch:
         self._has_closure = False  # whether the last step had one: its backward passes are not of the next step
         self._exit_code: Any = None  # what `sys.exit` was called with
         self._torch_hooks = ExitStack()
+        self._kept_hooks = ExitStack()  # on optimizers of a run that has failed
         self._has_stopped = False
 
     def start(self) -> None:
@@ -128,7 +129,7 @@ class Watch:
         self._problem = ""
         self.ignore()
         if self.attached is not None:
-            self.attached.keep_torch_hooks()
+            self._kept_hooks.callback(self.attached.keep_torch_hooks())
         self.end(error)
 
     # ---- the run -----------------------------------------------------------------------------------------------------
@@ -194,7 +195,8 @@ class Watch:
     def end_cell(self, error: BaseException | None) -> None:
         """End the run of a notebook's cell; what the next cell trains is looked for at its first step."""
         self.end(error)
-        self._unknown = 0
+        self._kept_hooks.close()
+        self._unknown, self._has_stopped = 0, False
 
     # ---- the process -------------------------------------------------------------------------------------------------
 

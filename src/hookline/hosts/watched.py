@@ -79,9 +79,12 @@ class Watched(Attached):
     def notice_others(self) -> None:
         """Do nothing: the watch has such a hook, and torch does not let a hook add or remove others of its kind."""
 
-    def keep_torch_hooks(self) -> None:
-        """Let the hooks on optimizers stay when the run ends: torch may be going through them. They do nothing then."""
-        self._torch_hooks.pop_all()
+    def keep_torch_hooks(self) -> Callable[[], None]:
+        """Let the hooks on optimizers stay when the run ends, where they do nothing; return what takes them off.
+
+        Torch may be going through them, and raises if one of them leaves.
+        """
+        return self._torch_hooks.pop_all().close
 
     def leave(self) -> None:
         """Take every hook off, in a process that was forked from the run's process, where the run continues."""
