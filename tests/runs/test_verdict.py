@@ -479,6 +479,51 @@ def test_a_loss_that_need_not_fall_is_no_reason_to_look(losses: list[float], run
     assert kinds_of(summary_of([1.4 + more for more in noise(200)])) == [("never_learned", "warning")]
 
 
+def test_the_loss_of_a_critic_rises_with_the_rewards() -> None:
+    losses = [1.0 + step / 20 + more for step, more in enumerate(noise(200))]
+    assert kinds_of(summary_of(losses)) == [("diverged", "error")]
+    summary = summary_of(losses)
+    summary.write_metrics({"step": step, "rollout/episode_reward": step / 2} for step in range(1, 200, 10))
+    assert kinds_of(summary) == []
+
+
+def test_a_little_may_be_all_that_can_be_known_about_two_classes() -> None:
+    """An accuracy of 57 % of two classes is not guessed, which a curve that begins there cannot tell; 30 % is poor."""
+    losses = [0.68 + more for more in noise(200)]
+    for accuracy, severity in ((0.57, "warning"), (0.3, "error")):
+        summary = summary_of(losses, accuracy=[accuracy + more for more in noise(10, 0.002)])
+        assert kinds_of(summary) == [("never_learned", severity)]
+
+
+def test_a_model_that_fits_perfectly_may_lose_a_little_of_nothing() -> None:
+    """A validation loss of 0.0001 is as good as one of 0.0003; far above that it is not."""
+    low = [3e-4, 1e-4, 1e-4, *[3e-4] * 12]
+    assert kinds_of(summary_of([2.3 * 0.9**step for step in range(200)], loss=low)) == []
+    high = [0.3, 0.1, 0.1, *[0.3] * 12]
+    assert kinds_of(summary_of([2.3 * 0.9**step for step in range(200)], loss=high)) == [("overfitting", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("vanishing", "steps", "expected"),
+    [
+        ("ab", (20, 30), []),  # all of them, after they had gradients: the loss has none
+        ("a", (20, 30), [("gradient_flow", "warning")]),
+        ("ab", (10, 20, 30), [("gradient_flow", "warning")]),  # from the beginning on
+    ],
+)
+def test_a_loss_without_a_gradient_is_not_one_whose_gradients_vanish(
+    vanishing: str, steps: Sequence[int], expected: list[tuple[str, str]]
+) -> None:
+    """As that of a margin that is kept, of equal rewards, and of a model that fits perfectly."""
+    summary, header = summary_of(FALLING), SeriesHeader("gradients", ("a", "b"), ("norm",))
+    for step in (10, 20, 30):
+        norms = [0.0 if step in steps and name in vanishing else 1.0 for name in "ab"]
+        summary.write_layers([LayerRow(step, header, torch.tensor(norms)[:, None])])
+    event = {"kind": "gradient_flow", "by": "gradient_monitor", "verdict": "…"}
+    summary.events.append({**event, "step": steps[0], "parameters": dict.fromkeys(vanishing, "vanishing")})
+    assert kinds_of(summary) == expected
+
+
 def test_the_record_knows_whether_a_model_was_trained_before() -> None:
     def begins_trained(model: nn.Module) -> bool:
         path = run(model, torch.optim.SGD([next(iter(model.parameters()))], 1e-6), steps=2, validate_every=None)

@@ -221,8 +221,21 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
         text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
         place = {"series": "gradients", "name": worst, "column": "norm"}
         # Layers that begin at zero get no gradient in the first step, as beside the second matrix of LoRA.
-        severity: Severity = "info" if trouble.is_over and trouble.times == 1 else "warning"
+        is_passing = trouble.is_over and trouble.times == 1
+        severity: Severity = "info" if is_passing or _is_of_loss(verdict, trouble, norms) else "warning"
         yield Alert("gradient_flow", severity, trouble.first, f"{hook}: {text}" if hook else text, place)
+
+
+def _is_of_loss(verdict: str, trouble: GradientTrouble, norms: LayerTable | None) -> bool:
+    """Return whether the gradients of all layers vanish, and did not at first: the loss has none, not the layers.
+
+    So it is with the loss of a model that fits perfectly, of a margin that is kept, and of equal rewards.
+    """
+    if verdict != "vanishing" or trouble.first is None or norms is None or "norm" not in norms.columns:
+        return False
+    values = norms.values[:, :, norms.columns.index("norm")]
+    layers = int(np.isfinite(values).any(axis=0).sum())
+    return trouble.least == layers and trouble.first > norms.steps[0]
 
 
 def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) -> tuple[str, float | None]:

@@ -1,8 +1,8 @@
 """Judge by its curves whether a run learned: not if it diverged, never improved, lost what it had, or overfits.
 
 A rule needs enough values, and a change far above their noise. Where a healthy run may look like that, there is no
-alert: the losses of a GAN or of a policy do not fall, so the training loss of a run with several optimizers, or with a
-loss below 0, is not judged; and a run that begins with trained weights need not improve.
+alert: the losses of a GAN or of a policy do not fall, so the training loss of a run with several optimizers, with a
+loss below 0, or that records rewards, is not judged; and a run that begins with trained weights need not improve.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ _MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of what there was to lose: losing thi
 _CHANCE = 0.5  # the share of a score that may be chance, if the run began with a good one
 _RISEN = 0.5  # how far above its beginning, relatively, a loss has diverged
 _OVERFIT = 0.1  # how far above its lowest value, relatively, a validation loss must be
+_TRIFLE = 0.01  # the share of the first training loss below which nobody minds that a validation loss rises
 _LITTLE = 0.1  # the share of a loss or an accuracy that a run may gain by chance, if it has learned nothing
 _LEVEL = 1e-3  # the share of a loss that is no change
 _KNOWN = 0.6  # an accuracy that a model without any training seldom has
+_GUESSED = 0.5  # an accuracy below which a model has not even learned a little about two classes
+_REWARDS = frozenset({"reward", "rewards", "return", "returns"})  # words of what a policy is trained for
 _INIT_FROM = re.compile(r"^\s*init_from: (?!null)", re.MULTILINE)  # the option of a config.yaml
 
 Values = NDArray[np.float64]
@@ -154,12 +157,15 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
         yield Alert(NO_LOSS, "info", None, text)
     loss = _training_loss(summary)
     checks = [*_validations(summary)]
+    # A model that fits perfectly has a loss near 0, which may be twice as high as its best and means nothing.
+    trifle = 0.0 if loss is None else _TRIFLE * abs(loss.start)
+    worse = [check for check in checks if check.lost > (trifle if check.name.endswith("loss") else 0.0)]
     if loss is not None:
         is_ruined = loss.begins_low or _has_diverged(loss)
         yield from _diverged(loss) if is_ruined else _never_improved(loss, summary)
     # The run went back to its best weights by itself.
     is_restored = any(event["kind"] == "best_weights_restored" for event in summary.events)
-    overfit = next((course for course in checks if _overfits(course, loss)), None)
+    overfit = next((course for course in worse if _overfits(course, loss)), None)
     if overfit is not None and loss is not None:
         yield _alert(
             "overfitting", "info" if is_restored else "warning", overfit, overfit.at(overfit.best_at),
@@ -167,7 +173,7 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
             f"to {overfit.text(overfit.end)} while {loss.name} fell to {loss.text(loss.end)}",
         )  # fmt: skip
     # That the model overfits says why the losses rise.
-    fallen = [course for course in checks if _fell_back(course) and (overfit is None or course.sign < 0)]
+    fallen = [course for course in worse if _fell_back(course) and (overfit is None or course.sign < 0)]
     if not fallen and not checks and loss is not None and _fell_back(loss) and not _has_diverged(loss):
         fallen = [loss]
     if fallen:
@@ -188,10 +194,13 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
 def _training_loss(summary: RunSummary) -> Course | None:
     """Return the course of the training loss; None if there is too little of it, or it need not fall.
 
-    Below 0 are losses of policies and critics, whose level says nothing about what was learned.
+    Below 0 are losses of policies and critics, whose level says nothing about what was learned. That of a critic rises
+    with the rewards that it predicts.
     """
     curve, optimizers = summary.curves.get(_TRAIN_LOSS), summary.run.get("optimizers", ())
     if curve is None or curve.finite < _MIN_VALUES or len(optimizers) > 1:
+        return None
+    if any(not _REWARDS.isdisjoint(re.split(r"[^a-z]+", name.lower())) for name in summary.curves):
         return None
     if curve.least is not None and curve.least.value < 0:
         return None
@@ -242,8 +251,9 @@ def _never_improved(loss: Course, summary: RunSummary) -> Iterator[Alert]:
     if not loss.is_flat and flat is None:
         return
     judged = loss if loss.is_flat or flat is None else flat
-    # An accuracy of single batches says little.
-    is_validated = any(name.startswith("val/") for name in accuracies)
+    # An accuracy of single batches says little, and one above that of guessing between two classes may be all there is.
+    validated = [curve for name, curve in accuracies.items() if name.startswith("val/")]
+    is_validated = bool(validated) and all(float(np.nanmedian(curve.mean)) < _GUESSED for curve in validated)
     is_certain = is_validated and (judged is loss or loss.gained < _LITTLE * abs(loss.first))
     known = [f", and {name} is {curve.last.value:.0%}" for name, curve in accuracies.items() if curve.last]
     yield _alert(
