@@ -175,11 +175,19 @@ def test_later_checkpoints_are_set_aside_with_the_first_step(caplog: pytest.LogC
     assert "step-00000004" in seen[0] and "step-00000004" not in seen[1]
 
 
-def test_a_resume_with_nothing_left_to_train_is_an_attempt() -> None:
-    """It ends cleanly without a step, and is listed as it was before."""
+@pytest.mark.parametrize(("outcome", "is_kept"), [("completed", True), ("stopped", True), (None, False)])
+def test_a_resume_with_nothing_left_to_train(outcome: str | None, is_kept: bool) -> None:
+    """It leaves a run that had ended as it is, whatever its options; one that was killed has its end only now."""
     run = trained()
-    saving_trainer().fit(resume=run)
-    assert [attempt["outcome"] for attempt in read_json(run / "run.json")["attempts"]] == ["completed", "completed"]
+    described = read_json(run / "run.json")
+    described["outcome"] = described["attempts"][-1]["outcome"] = outcome
+    (run / "run.json").write_text(json.dumps(described))
+    before = contents(run)
+    for path in (run, run / "checkpoints" / "step-00000002") if is_kept else (run,):
+        saving_trainer(lr=5.0, max_steps=2).fit(resume=path)
+        assert (contents(run) == before) is is_kept
+    outcomes = [attempt["outcome"] for attempt in read_json(run / "run.json")["attempts"]]
+    assert outcomes == ([outcome] if is_kept else [None, "completed"])
 
 
 def test_a_refused_resume_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

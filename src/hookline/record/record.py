@@ -237,6 +237,12 @@ class Record:
         """Whether the run continues an earlier one and has made no step yet, so that its directory is unchanged."""
         return self._held is not None
 
+    @property
+    def had_ended(self) -> bool:
+        """Whether the attempt before this one came to an end without a failure, a signal or bad numbers."""
+        before = [attempt.get("outcome") for attempt in self.run["attempts"][:-1]][-1:]
+        return before in ([Outcome.COMPLETED], [Outcome.STOPPED])
+
     def defer(self, change: Callable[[], Any]) -> None:
         """Change something in the run's directory: now, or with the first step of a run that continues."""
         with self._holding:

@@ -233,7 +233,8 @@ class Run(Steps):
             rank = next((stop.rank for stop in self.run_status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
         outcome, reason = self.decide_outcome(error, signal)
-        if outcome.is_clean:  # A resumed run may have had no step left to make.
+        # A run that was killed after its last step has none left to make. One that had ended stays as it is.
+        if outcome.is_clean and not self.record.had_ended:
             self.record.commit()
         with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
             self._find_non_finite(outcome)
