@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hookline.errors import TrainingError
+from hookline.errors import TrainingError, written
 
 _ALREADY_CURRENT = nullcontext()
 
@@ -40,7 +40,8 @@ def find_device(device: Any) -> torch.device:
     try:
         resolved = with_index(torch.device(device))
     except (RuntimeError, TypeError) as error:
-        raise TrainingError(f"{device!r} is not a device: {error}") from error
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise TrainingError(f"{written(device)} is not a device, such as 'cpu' or 'cuda:0': {reason}") from error
     try:
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device

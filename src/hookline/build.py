@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline._device import find_device
 from hookline._parameters import parameters_of
@@ -601,14 +602,19 @@ def checked_list(given: Any, name: str, kind: str, arguments: str, at_least: int
 
 
 def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
-    """Reject a scheduler of an optimizer that the trainer does not step: it would never move.
+    """Reject a scheduler of an optimizer that the trainer does not step, which would never move, and what is none.
 
     Raises:
         TrainingError: With the scheduler's class.
     """
     owned = [owner for optimizer in optimizers for owner in (optimizer, unwrap_optimizer(optimizer))]
     for scheduler in schedulers:
+        if isinstance(scheduler, torch.optim.Optimizer):
+            raise TrainingError(f"scheduler: {type(scheduler).__name__} is an optimizer; list all as optimizers")
         optimizer = getattr(scheduler, "optimizer", None)
+        if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "max":
+            what = "scheduler: ReduceLROnPlateau gets val/loss, of which low values are better"
+            raise TrainingError(f"{what}; create it with mode='min'")
         if optimizer is not None and not any(optimizer is owner for owner in owned):
             problem = f"scheduler: {type(scheduler).__name__} schedules an optimizer that is not the trainer's"
             raise TrainingError(f"{problem}; create it with the optimizer that you pass")

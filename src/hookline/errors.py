@@ -144,6 +144,7 @@ def written(value: Any) -> str:
         text = repr(_with_references(value))
     except Exception:  # Its own __repr__ failed, it contains itself, or it has thousands of digits.
         text = "a value that cannot be shown"
+    text = " ".join(map(str.strip, text.splitlines()))  # a message is one line
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "…"
 
 

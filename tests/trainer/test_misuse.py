@@ -29,6 +29,13 @@ def with_scheduler_of_another_optimizer() -> None:
     make_trainer(model=model, optimizer=SGD(model.parameters(), 0.1), scheduler=StepLR(other, 1))
 
 
+def with_plateau_of_an_accuracy() -> None:
+    """Make a trainer whose scheduler waits for a metric to rise, and gets one that falls."""
+    optimizer = SGD((model := make_model()).parameters(), 0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
+    make_trainer(model=model, optimizer=optimizer, scheduler=plateau, val_loaders=make_batches(1))
+
+
 def with_swapped_arguments() -> None:
     """Pass the optimizer where the loader belongs."""
     model = make_model()
@@ -51,16 +58,23 @@ def with_swapped_arguments() -> None:
         (lambda: make_trainer().fit(resume=3), r"expected a run or a checkpoint, .* got 3 \(int\)"),  # type: ignore[arg-type]
         (lambda: make_trainer().validate(ckpt_path="best"), r"'ckpt_path'; call load_checkpoint\(…\) before"),
         (lambda: make_trainer().predict(dataloaders=[]), "did you mean 'loaders'"),
+        (lambda: make_trainer().fit(make_model()), "is a Sequential, not something to iterate over"),  # type: ignore[arg-type]
+        (lambda: build(scheduler=SGD([torch.zeros(1)])), "SGD is an optimizer; list all as optimizers"),
+        (with_plateau_of_an_accuracy, "gets val/loss, of which low values are better; create it with mode='min'"),
+        (lambda: build(init_from=""), "is empty; name a run or a checkpoint, or write null for none"),
+        (lambda: make_trainer(device=nn.functional.mse_loss), r"is not a device, such as 'cpu' or 'cuda:0': [^\n]*$"),
+        (lambda: GenericTrainer(make_model(), HooksConfig(), []), r"a HooksConfig or a dict, got Sequential\( \(0\)"),  # type: ignore[arg-type]
     ],
     ids=[
         "model class", "optimizer class", "scheduler class", "foreign scheduler", "loader and optimizer swapped",
         "batches as model", "batches as optimizer", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
-        "fit(resume=3)", "validate(ckpt_path)", "predict(dataloaders)",
+        "fit(resume=3)", "validate(ckpt_path)", "predict(dataloaders)", "fit(model)", "optimizer as scheduler",
+        "plateau of an accuracy", "empty init_from", "loss as device", "model as config",
     ],
 )  # fmt: skip
 def test_wrong_arguments(attempt: Callable[[], None], message: str) -> None:
     """The error has the remedy, and not the contents of tensors."""
-    with pytest.raises((TrainingError, CheckpointError), match=message) as raised:
+    with pytest.raises((TrainingError, CheckpointError, ConfigError), match=message) as raised:
         attempt()
     assert "tensor(" not in str(raised.value)
 

@@ -122,7 +122,7 @@ def _newest_of(runs: list[RunFiles], given: str) -> RunFiles:
 def _unknown_text(given: str, directory: Path, runs: list[RunFiles]) -> str:
     """Return what is wrong with a name that no run has, with the nearest one."""
     if not runs:
-        return f"{given}: no run is in {directory}/; pass a run's directory"
+        return f"{given}: no run is in {str(directory).rstrip('/')}/; pass a run's directory"
     known = [name for run in runs for name in (run.path.name, run.labels.name) if name]
     near = difflib.get_close_matches(Path(given).name, known, 1)
     question = f"did you mean {near[0]!r}? " if near else ""

@@ -112,6 +112,8 @@ class TrainerOptions:
             if getattr(self, name) not in (None, 1) and self.parallel != "fsdp2":
                 why = f"only for parallel='fsdp2', not {self.parallel!r}; leave it out, or set it to null"
                 raise ConfigError(f"trainer.{name}", why)
+        if self.init_from is not None and not str(self.init_from):
+            raise ConfigError("trainer.init_from", "is empty; name a run or a checkpoint, or write null for none")
         for name in ("output_dir", "init_from"):
             path = str(getattr(self, name))
             if re.match(r"\w\w+:/", path):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any, NoReturn
 
+import torch
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -68,7 +69,7 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
     else:
         named = {role: loaders}
     for name, loader in named.items():
-        if not isinstance(loader, Iterable):
+        if not isinstance(loader, Iterable) or isinstance(loader, torch.nn.Module):  # nn.Sequential can be iterated
             raise TrainingError(
                 f"{role} loader {name!r} is {with_article(type(loader).__name__)}, not something to iterate over"
             )
