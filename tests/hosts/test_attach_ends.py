@@ -187,7 +187,7 @@ def test_wrong_arguments(what: str) -> None:
         (lambda hl: hl.log("x", torch.zeros(3)), r"hl.log\('x'\): expected one number, got a tensor of shape \(3,\)"),
         (lambda hl: next(hl.batches(3)), "hl.batches: expected an iterable of batches, got int"),
         (lambda hl: hl.load(3), "hl.load: expected the path of a run or a checkpoint, got int"),
-        (lambda hl: hl.load("elsewhere"), "no undamaged checkpoint in elsewhere, which does not exist"),
+        (lambda hl: hl.load("elsewhere"), "elsewhere does not exist; pass the path of a run"),
         (lambda hl: hl.load_state_dict(None), r"expected what hl.state_dict\(\) returned"),
         (lambda hl: hl.load_state_dict({"hooks": {}}), "there is no .*progress"),
     ],

@@ -129,7 +129,7 @@ def test_a_run_without_a_directory() -> None:
 
 
 def test_checkpoints_of_other_optimizers() -> None:
-    """Their number must match."""
+    """Their number and their kinds must match; torch would load another kind's state, and fail in the next step."""
     model, optimizer = make()
     with hookline.attach(model, optimizer) as hl:
         train(model, optimizer, batches(1))
@@ -137,6 +137,9 @@ def test_checkpoints_of_other_optimizers() -> None:
     more = torch.optim.SGD(model.parameters(), lr=0.1)
     refused = pytest.raises(HooklineError, match="has 1 optimizers, this loop has 2")
     with refused, hookline.attach(model, {"one": optimizer, "two": more}) as other:
+        other.load(f"{hl.run.run_dir}/checkpoints/mine")
+    refused = pytest.raises(HooklineError, match="the state of another kind of optimizer")
+    with refused, hookline.attach(model, more) as other:
         other.load(f"{hl.run.run_dir}/checkpoints/mine")
 
 

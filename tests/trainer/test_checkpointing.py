@@ -263,7 +263,7 @@ def test_the_only_checkpoint_is_missing() -> None:
     """Such a run does not start again at its first step, as one without a checkpoint does."""
     first = saved_run()
     shutil.rmtree(first.checkpoint_dir / "step-00000003")
-    with pytest.raises(CheckpointError, match=r"no undamaged checkpoint in .* \(1 damaged\)"):
+    with pytest.raises(CheckpointError, match=r"no undamaged checkpoint is in .* \(1 damaged\)"):
         make_trainer().fit(resume=first.run_dir)
 
 
@@ -375,7 +375,7 @@ def test_two_hooks_of_one_class_have_a_state_each() -> None:
 def test_nothing_to_load() -> None:
     """An empty place is named."""
     Path("empty").mkdir()
-    with pytest.raises(CheckpointError, match="no undamaged checkpoint in empty"):
+    with pytest.raises(CheckpointError, match="no checkpoint is in empty; the hook `checkpoint` saves them"):
         make_trainer(record=False).load_checkpoint("empty")
 
 

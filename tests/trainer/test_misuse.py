@@ -213,3 +213,35 @@ def test_resuming_with_another_optimizer() -> None:
     with pytest.raises(CheckpointError, match=r"another kind of optimizer: it has dampening.*AdamW has amsgrad, betas"):
         again.fit(resume=first.run_dir)
     assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_resuming_with_other_groups_of_parameters() -> None:
+    """The error says how many parameters each group has, then and now."""
+    first = make_trainer(record=True)
+    first.add_checkpointing()
+    first.train()
+    model = make_model()
+    groups = SGD([{"params": part.parameters()} for part in (model[0], model[2])], 0.1)
+    again = make_trainer(model=model, optimizer=groups, record=True, max_epochs=2)
+    with pytest.raises(
+        CheckpointError, match="groups of SGD had 4 parameters, and have 2 and 2; pass it the parameters"
+    ):
+        again.fit(resume=first.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (make_model(3, 8, 1), r"size mismatch: 0\.weight was \[4, 3\], and is \[8, 3\], and 2 more; build the model"),
+        (nn.Sequential(*make_model(), nn.Linear(1, 1)), r"fit the model: 3\.weight is not among them, and 1 more;"),
+        (nn.Sequential(make_model()[0]), r"the model has no 2\.weight, and 1 more;"),
+    ],
+    ids=["width", "a layer more", "a layer less"],
+)
+def test_weights_of_another_model(model: nn.Module, message: str) -> None:
+    """One line names the first tensor that does not fit, where torch lists all of them."""
+    first = make_trainer(record=True)
+    first.add_checkpointing()
+    first.train()
+    with pytest.raises(CheckpointError, match=message):
+        make_trainer(model=model).load_checkpoint(str(first.run_dir))

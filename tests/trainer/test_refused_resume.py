@@ -60,7 +60,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     """The run is still completed, with its own config, its report and all its checkpoints."""
     run = trained()
     before = contents(run)
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(CheckpointError, match="size mismatch"):
         saving_trainer(sizes=(3, 8, 1), max_epochs=2).fit(resume=run)
     assert contents(run) == before
     again = saving_trainer(max_epochs=2)
@@ -210,7 +210,7 @@ def test_a_killed_run_is_still_killed_after_a_refused_resume() -> None:
     described["outcome"] = described["attempts"][-1]["outcome"] = None
     (run / "run.json").write_text(json.dumps(described))
     before = contents(run)
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(CheckpointError, match="size mismatch"):
         saving_trainer(sizes=(3, 8, 1), data=make_batches(8)).fit(resume=run)
     assert contents(run) == before and read_json(run / "run.json")["outcome"] is None
     again = saving_trainer(data=make_batches(8))

@@ -81,7 +81,7 @@ def test_an_end_that_is_made_anew_counts(name: str, caplog: pytest.LogCaptureFix
     assert "to keep its schedule, create it with" in line
     events = map(json.loads, (resumed.run_dir / "events.jsonl").read_text().splitlines())
     (event,) = [event for event in events if event["kind"] == "resume_not_exact"]
-    assert event["why"] == line
+    assert (event["why"], event["step"]) == (line, 6)
 
 
 @ALL

@@ -24,8 +24,11 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
     for problem in problems:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     if newest is None:
-        why = f" ({len(problems)} damaged)" if problems else "" if path.exists() else ", which does not exist"
-        raise CheckpointError(f"no undamaged checkpoint in {directory}{why}")
+        if problems:
+            raise CheckpointError(f"no undamaged checkpoint is in {directory} ({len(problems)} damaged)")
+        if not os.path.lexists(path):
+            raise CheckpointError(f"{path} does not exist; pass the path of a run or of a checkpoint")
+        raise CheckpointError(f"no checkpoint is in {directory}; the hook `checkpoint` saves them")
     return newest, problems
 
 

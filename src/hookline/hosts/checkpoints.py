@@ -10,13 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hookline._names import load_plain_state_dict, plain_state_dict
+from hookline._names import plain_state_dict
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.errors import CheckpointError
 from hookline.run.agreement import SaveName
 from hookline.run.event_args import GivenArgs
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state
+from hookline.run.saved_parts import check_groups, check_kind, load_saved_weights
 from hookline.run.saving import SavingRun
 
 
@@ -86,8 +87,11 @@ class ForeignCheckpoints(SavingRun):
         then, now = len(sections["optimizers"]), len(self.optimizers)
         if then != now:
             raise CheckpointError(f"{path} has {then} optimizers, this loop has {now}; the numbers must match")
-        load_plain_state_dict(self.model, sections["model"])
         for optimizer, state in zip(self.optimizers, sections["optimizers"], strict=True):
+            check_kind(optimizer, state)
+        load_saved_weights(self.model, sections["model"])
+        for optimizer, state in zip(self.optimizers, sections["optimizers"], strict=True):
+            check_groups(optimizer, state)
             optimizer.load_state_dict(state)
         if self.engine.scaler is not None and sections.get("scaler"):
             self.engine.scaler.load_state_dict(sections["scaler"])

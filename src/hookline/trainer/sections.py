@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._console import logger
-from hookline._names import load_plain_state_dict, plain_parameters, plain_state_dict
+from hookline._names import plain_parameters, plain_state_dict
 from hookline.checkpoints.find import find_whole
 from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.saves import Alike
@@ -25,6 +25,7 @@ from hookline.record.redaction import redact_text
 from hookline.run.epoch_stats import add_losses
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state, seed_everything
+from hookline.run.saved_parts import check_groups, check_kind, load_saved_weights
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.schedules import restore_schedulers
 
@@ -123,23 +124,6 @@ def pending_stop(run: CheckpointedRun) -> tuple[str, str | None] | None:
     return None if was_carried_out else (stop["reason"], stop["by"])
 
 
-def _check_same_kind(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Reject the state of another kind of optimizer, which torch would load and which would fail in its first step.
-
-    Raises:
-        CheckpointError: With options that only one of them has.
-    """
-    # A newer torch may have added options to an optimizer, so a difference on one side alone says nothing.
-    present = {key for group in optimizer.param_groups for key in group}
-    saved = {key for group in state["param_groups"] for key in group}
-    if present - saved and saved - present:
-        raise CheckpointError(
-            f"the checkpoint has the state of another kind of optimizer: it has {', '.join(sorted(saved - present))}, "
-            f"{type(optimizer).__name__} has {', '.join(sorted(present - saved))}; resume with the same kind, or begin "
-            "a new run from the weights alone (init_from)"
-        )
-
-
 def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
     sections = _read_sections(run, saved)
@@ -148,16 +132,20 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
         if then != now:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}; the numbers must match")
     for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
-        _check_same_kind(optimizer, state)
+        check_kind(optimizer, state)
     # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
     if run.running and (position := sections["position"]) is not None:
         reader = run.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
     _load_model(run.model, sections)
+    for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
+        check_groups(optimizer, state)
+    run.progress.load_state_dict(sections["progress"], sections["position"])
+    if saved.world_size != run.ranks.world_size:
+        _warn_of_other_ranks(run, saved.world_size)
     restore_schedulers(run, sections["schedulers"], sections["optimizers"], sections.get("optimizer_settings", ()))
     if run.engine.scaler is not None and sections["scaler"]:
         run.engine.scaler.load_state_dict(sections["scaler"])
-    run.progress.load_state_dict(sections["progress"], sections["position"])
     run.agreement.restored()
     run.reader = None
     run.stats.load_state_dict(sections["losses"])
@@ -184,7 +172,7 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
 def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
     """Load the weights; the frozen ones that a checkpoint was saved without have to be in the model."""
     weights = fill_in_frozen(model, sections["model"], sections.get("frozen", {}))
-    load_plain_state_dict(model, weights)
+    load_saved_weights(model, weights)
 
 
 # ---- reading as this rank needs it -----------------------------------------------------------------------------------
@@ -215,13 +203,6 @@ def _sections_of_rank(run: CheckpointedRun, saved: SavedCheckpoint, sections: di
     epoch of all ranks, because every mean is taken over all ranks.
     """
     ranks, count = run.ranks, saved.world_size
-    why = (
-        f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(ranks.world_size)}: weights, "
-        "optimizers and hooks are the same, random numbers (dropout) and the order of samples are not, and with the "
-        f"same batch_size a step has {ranks.world_size / count:g} times as many samples"
-    )
-    logger.warning("%s", why)
-    run.note("resume_not_exact", why=why)
     drawing = run.engine.first_with_batch(ranks.rank)  # Ranks that share each batch draw the same numbers.
     if drawing < count:
         of_rank = {name: saved.section(name, drawing) for name in ("rng", "streams")}
@@ -230,6 +211,18 @@ def _sections_of_rank(run: CheckpointedRun, saved: SavedCheckpoint, sections: di
         of_rank = {"rng": rng_state(), "streams": {**sections["streams"], "hooks": {}}}
     losses = [saved.section("losses", rank) for rank in range(count)]
     return {**sections, **of_rank, "losses": add_losses(losses, is_counted=ranks.rank == 0)}
+
+
+def _warn_of_other_ranks(run: CheckpointedRun, count: int) -> None:
+    """Say what differs in a run that continues from a checkpoint of more or fewer processes."""
+    now = run.ranks.world_size
+    why = (
+        f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(now)}: weights, optimizers and "
+        "hooks are the same, random numbers (dropout) and the order of samples are not, and with the same batch_size a "
+        f"step has {now / count:g} times as many samples"
+    )
+    logger.warning("%s", why)
+    run.note("resume_not_exact", why=why)
 
 
 def _processes(count: int) -> str:
