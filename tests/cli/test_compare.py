@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -472,3 +473,14 @@ def test_two_groups_of_seeds_fit_80_columns_beside_each_other(
     shown = compare(capsys, *seeds("base", 2.1234, 2.2345), *seeds("wide", 2.3456, 2.4567, lr=0.2)).splitlines()
     assert max(map(len, shown)) <= 80
     assert any(line.startswith("val/loss") and "2.346 to 2.457" in line and "2.123 to 2.235" in line for line in shown)
+
+
+def test_a_group_keeps_its_name_and_has_no_range_of_equal_values(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The column is wide enough for the name, and "2 (2 to 2)" says no more than "2"."""
+    monkeypatch.setenv("COLUMNS", "80")
+    apart = seeds("transformer", 2.1234, 2.2345), seeds("wide", 2.0, 2.0, lr=0.2), [scored("c", 1.0, lr=0.3)]
+    shown = compare(capsys, *itertools.chain(*apart, [scored("d", 3.0, lr=0.4)]))
+    (title,) = [line for line in shown.splitlines() if line.lstrip().startswith("transformer (2 runs)")][:1]
+    assert "…" not in title and "2.123 to 2.235" in shown and "2 to 2)" not in shown

@@ -216,8 +216,9 @@ def _value_text(row: Row, value: Value | None) -> str:
     """Return a value, with its step if it is the best one of a run, or with the range of a group."""
     if value is None:
         return "-"
+    least, greatest = short_number(value.least), short_number(value.greatest)
     if value.runs > 1:
-        return f"{short_number(value.mean)} ({short_number(value.least)} to {short_number(value.greatest)})"
+        return short_number(value.mean) + (f" ({least} to {greatest})" if least != greatest else "")
     return f"{short_number(value.mean)} ({value.step:,})" if row.kind == "best" else short_number(value.mean)
 
 
@@ -231,7 +232,10 @@ def print_side_by_side(
         names: Different names of the runs.
         rows: A key, and a cell for each run.
     """
-    titles = shorten(names, max(console.width * 2 // 3 // len(names) - 2, _MIN_TITLE_LENGTH))
+    short = shorten(names, max(console.width * 2 // 3 // len(names) - 2, _MIN_TITLE_LENGTH))
+    # A name that is no wider than its column stays whole.
+    values = [max(cell_len(str(cell)) for cell in column) for column in zip(*(cells for _, cells in rows), strict=True)]
+    titles = [name if cell_len(name) <= width else cut for name, cut, width in zip(names, short, values, strict=True)]
     columns = zip(titles, *(map(str, cells) for _, cells in rows), strict=True)
     widths = [max(cell_len(printable(text)) for text in column) + 2 for column in columns]
     # Keys are cut if otherwise the runs would not fit beside each other.

@@ -35,7 +35,8 @@ export function metricTable() {
 
 function textOf({ metric }, { mean, least, greatest, runs: count }) {
   const { format } = unitOf(metric);
-  return count > 1 ? `${format(mean)} (${format(least)} to ${format(greatest)})` : format(mean);
+  const [from, to] = [format(least), format(greatest)];
+  return count > 1 && from !== to ? `${format(mean)} (${from} to ${to})` : format(mean);
 }
 
 function valueOf(row, value, isBest) {
