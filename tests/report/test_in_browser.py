@@ -312,6 +312,20 @@ def test_a_comparison_is_readable_on_any_screen(chromium: Browser, tmp_path: Pat
     assert chromium.run("document.documentElement.scrollWidth") == width
 
 
+def test_numbers_of_many_runs_are_whole_on_a_phone(chromium: Browser, tmp_path: Path) -> None:
+    """A table that is too wide is scrolled; a number in two lines would be read as another one."""
+    runs = [write_record(tmp_path, f"number-{index}", lr=0.1 * index) for index in range(1, 7)]
+    for index, run in enumerate(runs):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 60, "val/metric": 0.1234 + index / 1000}) + "\n")
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "all.html")]) == 0
+    chromium.open(tmp_path / "all.html", width=400)
+    values = "[...document.querySelectorAll('#comparison td.number > *')]"
+    lines: Any = chromium.run(f"{values}.map((value) => value.getClientRects().length)")
+    assert len(lines) > 10 and set(lines) == {1}
+    assert chromium.run("document.documentElement.scrollWidth") == 400
+
+
 def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser, run: Path) -> None:
     """A loss has its lowest value, another metric of a validation the lowest and the highest."""
     with (run / "metrics.jsonl").open("a") as file:
