@@ -135,6 +135,23 @@ def test_a_step_fn_with_other_parameters() -> None:
         assert "Hookline calls step_fn(model, batch)" in raised.value.__notes__
 
 
+def test_a_loss_fn_with_other_parameters() -> None:
+    with pytest.raises(TypeError) as raised:
+        make_trainer(loss_fn=lambda output: output.mean()).train()
+    assert "Hookline calls loss_fn(model(batch[0]), batch[1])" in raised.value.__notes__
+
+
+@pytest.mark.parametrize("name", ["init_from", "load_checkpoint", "resume"])
+def test_weights_that_torch_has_saved(name: str) -> None:
+    """A file is not a checkpoint of a run; the error says how its weights are loaded."""
+    torch.save(make_model().state_dict(), "mine.pt")
+    trainer = make_trainer(init_from="mine.pt" if name == "init_from" else None)
+    with pytest.raises(CheckpointError, match=r"mine\.pt is a file, .*model\.load_state_dict\(torch\.load\(…\)\)"):
+        {"init_from": trainer.train, "resume": lambda: trainer.fit(resume="mine.pt")}.get(
+            name, lambda: trainer.load_checkpoint("mine.pt")
+        )()
+
+
 def test_step_fn_after_gradients_of_a_hook() -> None:
     """Gradients that were there before the forward pass are not taken for those of step_fn."""
 

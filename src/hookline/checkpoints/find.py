@@ -28,6 +28,9 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
             raise CheckpointError(f"no undamaged checkpoint is in {directory} ({len(problems)} damaged)")
         if not os.path.lexists(path):
             raise CheckpointError(f"{path} does not exist; pass the path of a run or of a checkpoint")
+        if path.is_file():
+            what = f"{path} is a file, and a checkpoint is a directory"
+            raise CheckpointError(f"{what}; load what torch.save wrote with model.load_state_dict(torch.load(…))")
         raise CheckpointError(f"no checkpoint is in {directory}; the hook `checkpoint` saves them")
     return newest, problems
 

@@ -116,7 +116,9 @@ def _problem(path: Path, details: list[ErrorDetails], top: type) -> str:
         # pydantic's message is 'Input should be a valid integer, unable to parse …'; 'a valid integer' is enough.
         message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         short = message if detail["type"] == "literal_error" else message.partition(",")[0]
-        expected["a mapping" if detail["type"] in _NOT_A_MAPPING else short] = None
+        if detail["type"] in _NOT_A_MAPPING:
+            short = f"a mapping with {', '.join(keys[:3])}, …" if (keys := _keys(path, top)) else "a mapping"
+        expected[short] = None
     return f"expected {' or '.join(expected)}, {got(details[0]['input'])}"
 
 

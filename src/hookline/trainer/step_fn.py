@@ -96,6 +96,8 @@ class ForwardPass:
             except TypeError as error:
                 if trainer.step_fn is not None:
                     add_note(error, "Hookline calls step_fn(model, batch)")
+                elif trainer.loss_fn is not None and isinstance(batch, (tuple, list)):
+                    add_note(error, "Hookline calls loss_fn(model(batch[0]), batch[1])")
                 raise
         what = "the forward pass of the model" if trainer.step_fn is None else "step_fn"
         if stepped:
