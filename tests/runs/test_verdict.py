@@ -586,6 +586,17 @@ def test_only_a_spike_that_is_unlike_those_before_it_is_one() -> None:
         assert [alert.step for alert in find_alerts(summary)] == steps
 
 
+def test_spikes_and_waiting_for_data_say_nothing_against_a_run_that_completed() -> None:
+    """The loss came back, and what is slow may be right; a run that a spike has stopped deserves a look."""
+    spike = {"kind": "loss_spike", "by": "loss_spike", "step": 40, "loss": 3.0, "spreads": 9.0, "median": 1.0}
+    for outcome, severity in (("completed", "info"), ("stopped", "warning"), (None, "warning")):
+        summary = summary_of(FALLING, {"outcome": outcome})
+        summary.events.append(spike)
+        summary.write_metrics([{"step": 200, "throughput/data_wait_share": 0.4}])
+        severities = {alert.kind: alert.severity for alert in find_alerts(summary)}
+        assert severities["loss_spike"] == severity and severities["input_bound"] == "info"
+
+
 def test_the_reason_of_a_verdict_is_short_however_long_an_exception_is() -> None:
     run = {"run_id": "abc", "outcome": "failed", "reason": "x" * 10**6}
     assert len(judge(alerts_of(run=run)).reason) == 1000

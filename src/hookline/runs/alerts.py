@@ -118,12 +118,19 @@ def _from_events(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
             more.setdefault(kind, []).extend((event, *others))
         else:
             times = f" ({1 + len(others):,} times)" if others else ""
-            # The outcome of the run says it better; an exception before a resume is history.
-            severity = "info" if kind == "exception" else _TROUBLE[kind]
-            yield Alert(kind, severity, event.get("step"), f"{text}{times}", place)
+            yield Alert(kind, _severity(kind, summary.run), event.get("step"), f"{text}{times}", place)
     for kind, events in more.items():
         text = f"{len(events):,} more {kind.replace('_', ' ')} events"
-        yield Alert(kind, _TROUBLE[kind], events[0].get("step"), text, _place(events[0], layers))
+        yield Alert(kind, _severity(kind, summary.run), events[0].get("step"), text, _place(events[0], layers))
+
+
+def _severity(kind: str, run: Mapping[str, Any]) -> Severity:
+    """Return how bad an event is for the whole run, of which the outcome and the curves say more than two kinds do.
+
+    An exception before a resume is history, and so is a spike after which the run went on.
+    """
+    is_history = kind == "exception" or (kind == "loss_spike" and run.get("outcome") == "completed")
+    return "info" if is_history else _TROUBLE[kind]
 
 
 def _is_explained(reason: str, events: Sequence[Mapping[str, Any]]) -> bool:
@@ -285,7 +292,8 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
         share = float(np.nanmean(wait.mean)) if np.isfinite(wait.mean).any() else 0.0
         if share > _WAIT_SHARE:
             text = f"input-bound: {share:.0%} of a step's time is spent waiting for data"
-            yield Alert("input_bound", "warning", None, text, {"curve": "throughput/data_wait_share"})
+            # It is slow, which says nothing against its numbers.
+            yield Alert("input_bound", "info", None, text, {"curve": "throughput/data_wait_share"})
 
 
 def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
