@@ -696,7 +696,7 @@ def test_layers_with_nan_and_dead_units_are_alerts_with_their_places() -> None:
         2,
         {"series": "activations", "name": "b", "column": "nans"},
     )
-    assert (dead.kind, dead.place["name"]) == ("dead_units", "b")
+    assert (dead.kind, dead.severity, dead.place["name"]) == ("dead_units", "info", "b")
     assert "88%" in dead.text
 
 
