@@ -476,12 +476,13 @@ def test_the_name_of_a_metric_says_which_direction_is_better(make: Any, monitor:
     assert make(monitor=monitor, mode="min").mode == "min"
 
 
+@pytest.mark.parametrize("monitor", ["val/reward2", "val/neg_log_loss"])
 @pytest.mark.parametrize("make", [EarlyStopping, ModelCheckpoint, partial(NotifyHook, "https://example.com/x")])
-def test_a_name_that_says_no_direction_needs_the_mode(make: Any) -> None:
-    """The error names the metric, and is raised before the run."""
-    with pytest.raises(HooklineError, match=r"'val/reward2' does not say whether lower or higher.*set mode to 'min'"):
-        make(monitor="val/reward2")
-    assert make(monitor="val/reward2", mode="max").mode == "max"
+def test_a_name_that_says_no_direction_needs_the_mode(make: Any, monitor: str) -> None:
+    """The error names the metric, and is raised before the run; scikit-learn's neg_log_loss rises."""
+    with pytest.raises(HooklineError, match=rf"'{monitor}' does not say whether lower or higher.*set mode to 'min'"):
+        make(monitor=monitor)
+    assert make(monitor=monitor, mode="max").mode == "max"
 
 
 def test_the_best_checkpoint_by_accuracy_is_kept_without_a_mode() -> None:

@@ -16,7 +16,8 @@ _HIGH = frozenset({
     "acc", "accuracy", "f1", "precision", "recall", "auc", "auroc", "auprc", "score", "bleu", "rouge", "meteor",
     "iou", "miou", "dice", "map", "r2", "psnr", "ssim", "mfu",
 })  # fmt: skip
-_NEITHER = frozenset({"scale", "weight", "lr"})  # train/loss_scale is not a loss
+# train/loss_scale is not a loss, and of scikit-learn's neg_log_loss high values are better.
+_NEITHER = frozenset({"scale", "weight", "lr", "neg"})
 _LOW_PHRASE = re.compile(r"(bits_per_(byte|char|character|token|dim)|cross_entropy)$")
 _HIGH_PHRASE = re.compile(r"(_per_s(ec|econd)?|exact_match)$")
 
