@@ -19,7 +19,8 @@ from tracked_runs import OFFLINE
 from hookline import HookManager, TrainingHook
 from hookline.core.catalog import CAPABILITIES, CATALOG
 from hookline.core.plugins import HOOKS
-from hookline.errors import RegistrationError
+from hookline.errors import HooklineError, RegistrationError
+from hookline.gradients.transforms import ClipNorm
 from hookline.run.control import RunView
 from hookline.run.run import Run
 from hookline.testing import EventRecorder
@@ -170,6 +171,18 @@ def test_a_run_that_lost_its_hooks_refuses_nothing() -> None:
     Saving(model, [torch.optim.SGD(model.parameters(), lr=0.1)], manager)
     manager.register("checkpoint")
     assert list(manager) == ["checkpoint"]
+
+
+def test_a_run_that_lost_its_hooks_does_not_begin() -> None:
+    """Its update and forward hooks would not be called: it would train without clipping, and not say so."""
+    manager = HookManager([ClipNorm(max_norm=1.0)])
+    first, trainer, last = make_run(manager=manager), make_trainer(hooks=manager), make_run(manager=manager)
+    for begin in (first.open, trainer.fit, lambda: trainer.training_step(make_batches(1)[0])):
+        with pytest.raises(HooklineError, match="belong to another one now.* give each run a HookManager of its own"):
+            begin()
+    assert not (first.running or trainer.running)
+    train(last, batches())
+    assert last.step == 6
 
 
 # ---- the beginning and the end ---------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ class Run(Steps):
 
     def check_run(self) -> None:
         """Let the hooks check the run on their ranks, before it has a directory; what one raises ends all ranks."""
+        self.check_hooks_are_here()
         failure = _first_failure(partial(self._call_hooks, "check_run"))
         problems = self.ranks.gather(failure and error_text(failure))
         if failure is not None:
@@ -170,6 +171,12 @@ class Run(Steps):
         for rank, problem in enumerate(problems):
             if problem is not None:
                 raise RankError(f"rank {rank}: {problem}")
+
+    def check_hooks_are_here(self) -> None:
+        """Raise HooklineError if another run has got the hooks since: update and forward hooks are called in one run."""
+        if self.hooks.run is not self:
+            problem = "the hooks of this run belong to another one now, which was made with them later"
+            raise HooklineError(f"{problem}; give each run a HookManager of its own, or make this one again")
 
     def _call_hooks(self, method: str, *values: Any, ends_run: bool = True) -> None:
         """Call a method of the hooks of this rank that is not an event, in the order of registration.

@@ -237,6 +237,7 @@ class Trainer(CheckpointedRun):
         """Run one micro-batch, with the optimizer step if its window is complete, and return its detached loss."""
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
+        self.check_hooks_are_here()
         if self.run_status.run_ended:  # The run's record is closed, and this step belongs to no run.
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
