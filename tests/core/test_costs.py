@@ -5,6 +5,7 @@ import io
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from builders import make_batches, make_trainer
 
-from hookline import HookRegistry, TrainingHook
+from hookline import HookRegistry, Trainer, TrainingHook
 from hookline.core.costs import Cost, cost_table
 from hookline.core.entry import Entry
 from hookline.core.schedule import Reading
@@ -332,12 +333,31 @@ def test_a_hook_that_is_part_of_training_is_not_reported(monkeypatch: pytest.Mon
 
 
 def test_what_an_earlier_run_cost_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accounts continue over several runs."""
+    """A hook that was costly and no longer is, is not reported."""
     trainer = sleepy_trainer({"often": None}, max_epochs=1)
     assert costly(trainer, monkeypatch, warm_up=60.0) == []
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     trainer.options.max_epochs = 2
     assert costly(trainer, monkeypatch) == [] and trainer.step == 80
+
+
+def calls_of(trainer: Trainer) -> dict[str, int]:
+    """Return how often each hook was called, as the record says."""
+    return {row["hook"]: row["calls"] for row in trainer.record.run["costs"]}
+
+
+def test_each_run_counts_its_own_calls() -> None:
+    """A trainer's second run, and another trainer with the same hooks: their records have the calls of these runs."""
+    trainer = make_trainer()
+
+    trainer.on("train_batch_end", name="reads")(lambda loss: None)
+    trainer.training_step(make_batches(1)[0])
+    for run in (trainer.train, partial(trainer.fit, max_epochs=2)):
+        run()
+        assert calls_of(trainer)["reads"] == 4
+    other = make_trainer(hooks=trainer.hooks)
+    other.train()
+    assert calls_of(other)["reads"] == 4
 
 
 def test_arguments_that_cost_nothing_have_no_row_however_often_they_are_read() -> None:

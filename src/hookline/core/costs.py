@@ -34,6 +34,10 @@ class Cost:
         self.calls += 1
         self.ns += ns
 
+    def reset(self) -> None:
+        """Begin to count again."""
+        self.calls = self.ns = self.device_calls = self.device_ns = 0
+
 
 # Two device events cost more than most hooks. It is a prime, or it would always meet the same place of an accumulation
 # window, or the same module of a model.

@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hookline._checks import names
@@ -537,8 +538,15 @@ class Registry:
         """Return the host time of every hook inside steps."""
         return {entry.name: entry.inner_seconds for entry in self.entries()}
 
+    def reset_costs(self) -> None:
+        """Forget what hooks and arguments have cost, because a run begins."""
+        self.device_timer.collect(wait=True)
+        costs = [entry.costs for entry in self.entries()]
+        for cost in chain.from_iterable(each.values() for each in [*costs, self.dispatch_table.argument_costs]):
+            cost.reset()  # in place: the callables of events hold it
+
     def costs(self, *, wait: bool = True) -> list[dict[str, Any]]:
-        """Return calls and host time by hook and by argument, most expensive first; every call is timed.
+        """Return calls and host time by hook and by argument, most expensive first; every call of a run is timed.
 
         The time on an accelerator is estimated from some of the calls; this waits for it unless `wait` is False.
         """

@@ -153,6 +153,7 @@ class Run(Steps):
         self.run_status.begin()
         self.event_args.begin_run()
         self.agreement.begin_run()
+        self.hooks.reset_costs()
         self.reset_steps()
         self.until_end = ExitStack()
         self.until_end.callback(self.run_status.end)
@@ -173,7 +174,7 @@ class Run(Steps):
                 raise RankError(f"rank {rank}: {problem}")
 
     def check_hooks_are_here(self) -> None:
-        """Raise HooklineError if another run has got the hooks since: update and forward hooks are called in one run."""
+        """Raise HooklineError if another run has got the hooks: update and forward hooks are called in one run only."""
         if self.hooks.run is not self:
             problem = "the hooks of this run belong to another one now, which was made with them later"
             raise HooklineError(f"{problem}; give each run a HookManager of its own, or make this one again")
