@@ -45,8 +45,8 @@ BACKWARD = "backward"  # where reports say that a check of a gradient failed
 DEFAULT_CONDITIONS = {"nan": True, "inf": True}
 MAX_STACK_FRAMES = 12
 _COMPARISON = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*")
-# Frames that are not the user's: Hookline's, its generated dispatch code and torch's.
-_HIDDEN_FILES = (str(Path(__file__).parents[1]), "<hookline", str(Path(torch.__file__).parent))
+# Frames that are not the user's: Hookline's and torch's.
+_HIDDEN_FILES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 Predicate = Callable[[str, Any], Any]

@@ -118,7 +118,7 @@ class Event:
     fires: str  # How often, in words.
     gradients: str = "none"  # What is true of them, in words.
     kind: str = "lifecycle"
-    inner: bool = False  # Repeats inside the run: schedules apply to it, and its dispatch is generated.
+    inner: bool = False  # Repeats inside the run: schedules apply to it.
     of_step: bool = False  # An inner event of a whole step, not of one of its micro-batches.
     closing: bool = False  # Every hook is called, whatever the others do; failures become notes.
     needs: str = ""  # Of the `CAPABILITIES`, the one without which a run never fires it.
