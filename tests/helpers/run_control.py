@@ -28,6 +28,10 @@ class PlainRun(Run):
         self.record.start([])
         self.run_status.begin()
 
+    def open(self, record=None):
+        self.run_status.end()
+        super().open(record)
+
     def count_tokens(self, batch):
         return batch[0].numel()
 

@@ -19,7 +19,7 @@ from tracked_runs import OFFLINE
 from hookline import HookManager, TrainingHook
 from hookline.core.catalog import CAPABILITIES, CATALOG
 from hookline.core.plugins import HOOKS
-from hookline.errors import HooklineError, RegistrationError
+from hookline.errors import RegistrationError, TrainingError
 from hookline.gradients.transforms import ClipNorm
 from hookline.run.control import RunView
 from hookline.run.run import Run
@@ -178,7 +178,7 @@ def test_a_run_that_lost_its_hooks_does_not_begin() -> None:
     manager = HookManager([ClipNorm(max_norm=1.0)])
     first, trainer, last = make_run(manager=manager), make_trainer(hooks=manager), make_run(manager=manager)
     for begin in (first.open, trainer.fit, lambda: trainer.training_step(make_batches(1)[0])):
-        with pytest.raises(HooklineError, match=r"belong to another one now.* give each run a HookManager of its own"):
+        with pytest.raises(TrainingError, match=r"belong to another one now.* give each run a HookManager of its own"):
             begin()
     assert not (first.running or trainer.running)
     train(last, batches())

@@ -565,6 +565,17 @@ def test_a_refused_fit_changes_nothing_of_the_run_in_progress() -> None:
     assert len(trainer.train_loaders["train"]) == 3 and not trainer.val_loaders
 
 
+def test_a_second_stepper_does_not_begin_while_the_first_runs() -> None:
+    """Both may be made before; the run in progress continues as if the other had not been."""
+    trainer = make_trainer(max_epochs=1)
+    first, second = trainer.stepper(), trainer.stepper()
+    next(first)
+    with pytest.raises(TrainingError, match="running already"):
+        next(second)
+    assert trainer.running and len(list(first)) == 2
+    assert (trainer.step, trainer.record.run["outcome"]) == (3, "completed")
+
+
 @pytest.mark.parametrize("wrong", [{"resume": "nowhere"}, {"resume": "damaged"}, {"val_loaders": 3}], ids=str)
 def test_a_refused_fit_changes_nothing_of_the_next_run(wrong: dict[str, Any]) -> None:
     """Neither the length nor the data, when the run ends before its first step."""

@@ -26,7 +26,7 @@ from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import HooklineError, RankError, add_note, error_text
+from hookline.errors import HooklineError, RankError, TrainingError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import Ranks
 from hookline.record.outcome import Outcome
@@ -164,7 +164,7 @@ class Run(Steps):
 
     def check_run(self) -> None:
         """Let the hooks check the run on their ranks, before it has a directory; what one raises ends all ranks."""
-        self.check_hooks_are_here()
+        self._check_can_begin()
         failure = _first_failure(partial(self._call_hooks, "check_run"))
         problems = self.ranks.gather(failure and error_text(failure))
         if failure is not None:
@@ -173,11 +173,16 @@ class Run(Steps):
             if problem is not None:
                 raise RankError(f"rank {rank}: {problem}")
 
-    def check_hooks_are_here(self) -> None:
-        """Raise HooklineError if another run has got the hooks: update and forward hooks are called in one run only."""
+    def _check_can_begin(self) -> None:
+        """Raise TrainingError if the run is in progress, or another one has got its hooks.
+
+        Update and forward hooks are called in one run only.
+        """
+        if self.running:
+            raise TrainingError("this trainer is running already; a hook cannot start another run of it")
         if self.hooks.run is not self:
             problem = "the hooks of this run belong to another one now, which was made with them later"
-            raise HooklineError(f"{problem}; give each run a HookManager of its own, or make this one again")
+            raise TrainingError(f"{problem}; give each run a HookManager of its own, or make this one again")
 
     def _call_hooks(self, method: str, *values: Any, ends_run: bool = True) -> None:
         """Call a method of the hooks of this rank that is not an event, in the order of registration.

@@ -182,7 +182,7 @@ class Trainer(CheckpointedRun):
             The final state, as hooks get it as `state`.
         """
         _refuse_arguments("fit", unknown)
-        self._check_not_running()  # before anything of the run in progress is changed
+        self._check_can_begin()  # before anything of the run in progress is changed
         self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
         options, step, loaders = self.options, self.step, (self.train_loaders, self.val_loaders)
         length = options.max_epochs, options.max_steps
@@ -212,7 +212,7 @@ class Trainer(CheckpointedRun):
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
         """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
-        self._check_not_running()
+        self._check_can_begin()
         if not self.train_loaders:
             raise TrainingError(
                 "there is nothing to train on: pass a dataloader to the trainer, or train_loaders to fit()"
@@ -225,10 +225,6 @@ class Trainer(CheckpointedRun):
         unfinished_runs().add(steps)
         return steps
 
-    def _check_not_running(self) -> None:
-        if self.running:
-            raise TrainingError("this trainer is running already; a hook cannot start another run of it")
-
     def _set_train_loaders(self, loaders: Loaders) -> None:
         self.train_loaders = TrainLoaders(loaders, self.options)
         self.progress.set_loaders(list(self.train_loaders))
@@ -237,7 +233,7 @@ class Trainer(CheckpointedRun):
         """Run one micro-batch, with the optimizer step if its window is complete, and return its detached loss."""
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
-        self.check_hooks_are_here()
+        self._check_can_begin()
         if self.run_status.run_ended:  # The run's record is closed, and this step belongs to no run.
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
