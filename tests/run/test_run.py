@@ -185,6 +185,19 @@ def test_a_run_that_lost_its_hooks_does_not_begin() -> None:
     assert last.step == 6
 
 
+def test_a_run_that_loses_its_hooks_in_progress_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that fires its events by hand gives them up without a word: they are fired in the new run."""
+    manager = HookManager([ClipNorm(max_norm=1.0)])
+    manager.on_train_start()
+    first = make_run(manager=manager)
+    assert not caplog.messages
+    with first.in_progress():
+        train(make_run(manager=manager), batches())
+    assert caplog.messages == [
+        "a run in progress has lost its hooks: another one was made with them; give each run a HookManager of its own"
+    ]
+
+
 # ---- the beginning and the end ---------------------------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ class HookManager(ModelRegistry, Events):
         super().watch_for_trainer(model, args)
         before, self._run = self._run, args.trainer
         if before is not None:  # a loop of the user's own, or another trainer
-            before.connection.close()
+            before.lose_hooks()
 
     # ---- events ------------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,10 @@ class OwnLoop(Run):
         dispatcher.run = self.event_args
         self.hooks.dispatch_table.reset()
 
+    def lose_hooks(self) -> None:
+        """Let a run take over the hooks at any time: the events of this loop are then fired in that run."""
+        self.connection.close()
+
     def fires(self, event: Event) -> bool:
         """Return True: the loop fires what it likes."""
         return True

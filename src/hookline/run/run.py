@@ -110,6 +110,13 @@ class Run(Steps):
         self.hooks.set_ranks(self.ranks)
         self.hooks.watch_for_trainer(self.model, self.event_args)
 
+    def lose_hooks(self) -> None:
+        """Let go of the hooks, because another run has got them."""
+        self.connection.close()
+        if self.running:
+            words = "a run in progress has lost its hooks: another one was made with them; %s"
+            logger.warning(words, "give each run a HookManager of its own")
+
     def make_agreement(self) -> Agreement:
         """Return what decides for all ranks of the run."""
         return Agreement(self)
