@@ -1,4 +1,4 @@
-"""Write tables, durations, numbers and rates as plain text for people."""
+"""Write tables, durations, counts, numbers and rates as plain text for people."""
 
 from __future__ import annotations
 
@@ -65,3 +65,9 @@ def ordinal(number: int) -> str:
     """
     in_teens = number % 100 in (11, 12, 13)
     return f"{number}{'th' if in_teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: '1 step', '2 batches'."""
+    plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
+    return f"{count} {noun if count == 1 else plural}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from hookline._parameters import PositiveInt, check
-from hookline._text import format_table
+from hookline._text import counted, format_table
 from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Cache, Capture, capture_session
 from hookline.activations.capture_store import CaptureStore
@@ -242,9 +242,9 @@ class ModelRegistry(Registry):
 
     def _why_not(self, entry: Entry, hooked: HookedModule) -> str:
         """Return the nearest cause: first the hook's own switches, then the module, then the schedule."""
-        failures = entry.failures.total
+        failures = entry.failures.total and counted(entry.failures.total, "failure")
         if not entry.enabled:
-            return f"off ({failures} failures)" if failures else "off"
+            return f"off ({failures})" if failures else "off"
         if not entry.is_called_here(self.ranks):
             return "not for this rank"
         if hooked.module_ref() is None:
@@ -254,7 +254,7 @@ class ModelRegistry(Registry):
         if hooked.calls == 0:
             return "the module was never called (bypassed)"
         if failures:
-            return f"it failed every time ({failures} failure{'s' * (failures > 1)})"
+            return f"it failed every time ({counted(failures, 'failure')})"
         if not entry.schedule.always:
             return f"not due yet ({entry.schedule})"
         return "not called since the hook was registered, or only while hooks were silenced"

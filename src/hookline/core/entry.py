@@ -15,6 +15,7 @@ import torch
 
 from hookline._checks import names
 from hookline._console import logger
+from hookline._text import counted
 from hookline._words import meant, nearest
 from hookline.core.base import DEFAULTS, ForwardHook, Hook, UpdateHook, hook_attribute
 from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Event, Events, find_event
@@ -232,8 +233,8 @@ class HookRecord:
 
     def __str__(self) -> str:
         marks = ", intervenes" if self.intervenes else ""
-        marks += f", {self.failures} failure{'s' * (self.failures > 1)}" if self.failures else ""
-        marks += f", overruled {self.overruled} time{'s' * (self.overruled > 1)}" if self.overruled else ""
+        marks += f", {counted(self.failures, 'failure')}" if self.failures else ""
+        marks += f", overruled {counted(self.overruled, 'time')}" if self.overruled else ""
         status = "enabled" if self.enabled else "disabled"
         return f"{self.name}: {status}, {self.kind}, {self.schedule}, on error {self.policy}, {self.origin}{marks}"
 

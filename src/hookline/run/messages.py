@@ -1,11 +1,11 @@
-"""The line that is printed when a run ends, and how counts are written."""
+"""The line that is printed when a run ends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hookline._console import printable
-from hookline._text import duration_text
+from hookline._text import counted, duration_text
 from hookline.core.base import hook_attribute
 from hookline.ranks import on_ranks
 from hookline.record.outcome import Outcome
@@ -57,9 +57,3 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
         words.append(run.change_audit.summary)
     line = ", ".join(words)
     return printable(f"{redact_text(str(Verdict(**verdict)))}\n{line}" if verdict and verdict["reason"] else line)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: '1 step', '2 batches'."""
-    plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
-    return f"{count} {noun if count == 1 else plural}"

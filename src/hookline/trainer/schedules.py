@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from hookline._console import logger
+from hookline._text import counted
 from hookline.errors import CheckpointError
-from hookline.run.messages import counted
 
 if TYPE_CHECKING:
     from hookline.trainer.checkpointing import CheckpointedRun

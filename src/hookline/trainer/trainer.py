@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline._console import logger, print_line
+from hookline._text import counted
 from hookline._words import meant, nearest
 from hookline.core.handle import Handle
 from hookline.core.plugins import load_reference
@@ -196,7 +197,7 @@ class Trainer(CheckpointedRun):
             if max_steps is not None:
                 options.max_steps = max_steps
             if resume is None and step > 0 and not self.has_steps_left():
-                done = f"{self.progress.epochs_done} epochs, {self.progress.steps_done} steps"
+                done = f"{counted(self.progress.epochs_done, 'epoch')}, {counted(self.progress.steps_done, 'step')}"
                 words = "nothing is left to train (%s are done); to continue, raise max_epochs or max_steps"
                 logger.warning(words, done)
             else:

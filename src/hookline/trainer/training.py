@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._console import logger, print_line
 from hookline._fs import describe_process, relative_to_here
 from hookline._terminal import can_redraw
+from hookline._text import counted
 from hookline._words import nearest
 from hookline.checkpoints.find import has_no_checkpoint_yet, lineage_of, run_directory
 from hookline.checkpoints.store import set_aside_later
@@ -35,7 +36,6 @@ from hookline.ranks import host
 from hookline.record.labels import Labels, read_labels
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
-from hookline.run.messages import counted
 from hookline.run.rng import seed_rank
 from hookline.runs.find import KILLED, RunFiles
 from hookline.trainer.data.loader_state import resume_warnings
