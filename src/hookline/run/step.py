@@ -155,7 +155,6 @@ class Steps(RunControl):
         self.record.event("step_skipped", self.progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
         if handler := self.hooks.slots.on_step_skipped:
             handler(args)
-        args.reason = None
         return False
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
