@@ -296,7 +296,7 @@ class DispatchTable:
         with_defaults: dict[frozenset[str], Any] = {}  # By the arguments that are missing.
 
         def dispatch(args: Any) -> None:
-            # All arguments are read before the first hook is called: what computing one raises is no hook's failure.
+            # All arguments are read before the first hook is called: an error in there is not the failure of a hook.
             values, began = {}, perf_counter_ns()
             try:
                 for name, cost in needed.items():
