@@ -46,8 +46,8 @@ MODULES = {  # title -> a module whose names are not in `hookline`, the names, a
 INTERNAL = {
     "add_registration_check", "begin_batch", "calling_hook", "check_needs", "compute_again", "counts_batch",
     "data_ranks", "decide_due_hooks", "hook_in", "inner_seconds", "listeners", "loss_share", "other_batches",
-    "pending_save", "remedy", "replan", "request_boundary", "rerunning", "set_ranks", "share", "stepping_optimizers",
-    "title", "unsaved_parameters", "watch_for_trainer",
+    "pending_save", "remedy", "replan", "request_boundary", "rerunning", "reset_costs", "set_ranks", "share",
+    "stepping_optimizers", "title", "unsaved_parameters", "watch_for_trainer",
 }  # fmt: skip
 SECTIONS = ("Args", "Returns", "Raises", "Yields")
 

@@ -27,6 +27,7 @@ from hookline._tensors import (
     num_bytes,
     tensor_version,
 )
+from hookline._text import counted
 from hookline.activations.compile import detection
 from hookline.activations.hooked_modules import (
     NO_BACKWARD,
@@ -440,7 +441,7 @@ def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
     for module in list(hooked.values()):
         module.update(attached=False)
     if attached:
-        modules = f"{len(attached)} module{'s' * (len(attached) != 1)}"
+        modules = counted(len(attached), "module")
         words = "a HookManager was garbage-collected, so its hooks were removed from %s; keep it in a variable"
         logger.warning(words, modules)
 

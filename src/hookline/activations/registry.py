@@ -254,7 +254,7 @@ class ModelRegistry(Registry):
         if hooked.calls == 0:
             return "the module was never called (bypassed)"
         if failures:
-            return f"it failed every time ({counted(failures, 'failure')})"
+            return f"it failed every time ({failures})"
         if not entry.schedule.always:
             return f"not due yet ({entry.schedule})"
         return "not called since the hook was registered, or only while hooks were silenced"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
+from hookline._text import counted
 from hookline.activations.capture_store import CaptureStore
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.registry import ModelRegistry
@@ -187,7 +188,7 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
         TypeError: If there are too many values, one is given twice, or the event has no such argument.
     """
     if len(args) > len(order):
-        count = f"{len(order)} value{'s' * (len(order) != 1)}"
+        count = counted(len(order), "value")
         raise TypeError(f"{event.name} takes {count} by position ({', '.join(order)}), got {len(args)}")
     for name, value in zip(order, args, strict=False):
         if name in values:
