@@ -48,8 +48,7 @@ class Hooks(HostedHooks, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Begin the run, with the state of the checkpoint that the Trainer resumes from."""
         trainer = calling_trainer()
-        is_late = self._trainer is not trainer  # `add_callback` tells nothing, and `train` is in progress.
-        if is_late:
+        if self._trainer is not trainer:  # `add_callback` tells nothing, and `train` is in progress.
             self.on_init_end(args, state, control)
         self._micro_batches: list[torch.Tensor | None] = []  # the loss of the one in progress
         self._epoch_has_ended = False
@@ -67,8 +66,6 @@ class Hooks(HostedHooks, TrainerCallback):
             name: replace_method(trainer, name, wrapper)
             for name, wrapper in (("compute_loss", self._compute_loss), ("training_step", self._training_step))
         }
-        if is_late and hasattr(trainer, "_run_epoch"):
-            self._replaced["_run_epoch"] = replace_method(trainer, "_run_epoch", self._run_epoch)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the run."""
@@ -95,20 +92,16 @@ class Hooks(HostedHooks, TrainerCallback):
             self.attached.end_epoch()
             self.obey()
 
-    def _run_epoch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """End the run with an exception that leaves an epoch."""
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            self.end_run(error)
-            raise
-
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Count the loss of a micro-batch once its backward pass is done."""
+        """Count the loss of a micro-batch once its backward pass is done; an exception ends the run."""
         self._is_open = False
-        loss = original(*args, **kwargs)
+        try:
+            loss = original(*args, **kwargs)
+        except BaseException as error:  # After `add_callback`, no other code of ours sees it.
+            self.end_run(error)
+            raise
         if self._is_open:
             self.run.backward_ends()
         return loss
