@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._console import logger
-from hookline._tensors import (
-    clone_tensor,
-    copy_on_write,
-    iter_tensors,
-    kind_of,
-    map_tensors,
-    num_bytes,
-    tensor_version,
-)
+from hookline._tensors import clone_tensor, copy_on_write, iter_tensors, kind_of, map_tensors, num_bytes, tensor_version
 from hookline._text import counted
 from hookline.activations.compile import detection
 from hookline.activations.hooked_modules import (

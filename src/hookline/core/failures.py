@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hookline._console import logger
 from hookline._words import nearest
 from hookline.core.catalog import CATALOG, Event
-from hookline.errors import (
-    ConfigError,
-    HooklineError,
-    MissingArgument,
-    StopTraining,
-    add_note,
-    error_text,
-    notes_of,
-)
+from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, add_note, error_text, notes_of
 from hookline.ranks import Ranks
 
 if TYPE_CHECKING:

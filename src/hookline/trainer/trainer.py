@@ -29,12 +29,7 @@ from hookline.run.window import Window
 from hookline.trainer.agreement import RankAgreement
 from hookline.trainer.checkpointing import CheckpointedRun
 from hookline.trainer.counting import count_tokens
-from hookline.trainer.data.loaders import (
-    Loaders,
-    TrainLoaders,
-    first_batches,
-    named_loaders,
-)
+from hookline.trainer.data.loaders import Loaders, TrainLoaders, first_batches, named_loaders
 from hookline.trainer.loop import train, train_batch
 from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions

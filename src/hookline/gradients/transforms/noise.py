@@ -31,11 +31,7 @@ class Noise(Transform):
     name = "noise"
 
     def __init__(
-        self,
-        eta: NonNegativeFloat = 0.01,
-        gamma: NonNegativeFloat = 0.55,
-        seed: int | None = None,
-        params: Any = None,
+        self, eta: NonNegativeFloat = 0.01, gamma: NonNegativeFloat = 0.55, seed: int | None = None, params: Any = None
     ) -> None:
         super().__init__(params)
         self.eta, self.gamma, self.seed = eta, gamma, seed
