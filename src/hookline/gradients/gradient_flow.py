@@ -13,7 +13,6 @@ import torch
 from hookline._console import logger
 from hookline._names import plain_parameters
 from hookline._parameters import INFINITE
-from hookline._tensors import TensorVersions
 from hookline._text import format_table
 from hookline.core.base import TrainingHook
 from hookline.core.schedule import Schedule
@@ -161,16 +160,7 @@ def gradient_flow(
     """
     limits = Limits(vanishing, exploding, ratio)
     params = plain_parameters(model)
-    return judge_norms(params, _read_norms(params, cached=False), limits)
-
-
-_shared_norms = TensorVersions([]), torch.zeros(0, device="cpu")
-
-
-def share_norms(read: TensorVersions, norms: torch.Tensor) -> None:
-    """Keep the norms of gradients that a hook has read, so that the next hook of the event does not read them again."""
-    global _shared_norms
-    _shared_norms = read, norms
+    return judge_norms(params, _read_norms(params), limits)
 
 
 def params_of_step(trainer: RunControl, params: Mapping[str, torch.nn.Parameter]) -> Mapping[str, torch.nn.Parameter]:
@@ -182,18 +172,10 @@ def params_of_step(trainer: RunControl, params: Mapping[str, torch.nn.Parameter]
     return {name: param for name, param in params.items() if id(param) in owned}
 
 
-def _read_norms(params: Mapping[str, torch.nn.Parameter], cached: bool) -> dict[str, float]:
-    """Return the norms of those gradients that there are.
-
-    Args:
-        params: The parameters.
-        cached: Whether to take norms that another hook has read at this event.
-    """
+def _read_norms(params: Mapping[str, torch.nn.Parameter]) -> dict[str, float]:
+    """Return the norms of those gradients that there are."""
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
-    gradients = list(present.values())
-    read, known = _shared_norms
-    norms = known.tolist() if cached and read.matches(gradients) else gradient_norms(gradients)
-    return dict(zip(present, norms, strict=True))
+    return dict(zip(present, gradient_norms(list(present.values())), strict=True))
 
 
 def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, float], limits: Limits) -> GradientFlow:
@@ -285,7 +267,7 @@ class GradientFlowHook(TrainingHook):
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
         """Log how many parameters are in trouble, and report them if they are not the same as before."""
         params = params_of_step(trainer, plain_parameters(model))
-        norms = _read_norms(params, cached=True)
+        norms = _read_norms(params)
         self._newest = params, norms
         trainable = sum(param.requires_grad for param in params.values())
         healthy = len(norms) == trainable and self._limits.allow(norms.values())

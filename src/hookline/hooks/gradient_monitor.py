@@ -25,14 +25,13 @@ from hookline.gradients.gradient_flow import (
     Verdict,
     judge_norms,
     params_of_step,
-    share_norms,
 )
 from hookline.hooks.base import NamedHook, period
 from hookline.run.control import RunControl
 from hookline.stats.collector import HostQueue, StepRows
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
-from hookline.stats.rows import L2, STATISTICS
+from hookline.stats.rows import STATISTICS
 
 # A GradScaler halves its scale at each overflow; from where it starts, 65536, that may happen 16 times in a row.
 MAX_OVERFLOWS = 16
@@ -344,28 +343,22 @@ class GradientSnapshot:
         names = list(params)
         pieces = LocalTensors(grads, [names[row] for row in self._present])
         # A DTensor's version misses writes to its shard, so only plain gradients can be recognized as unchanged.
-        read = TensorVersions(grads) if pieces.plain else None
-        self._columns, values = self._measure(pieces, read)
+        self._read = TensorVersions(grads) if pieces.plain and versions_are_reliable else None
+        self._columns, values = self._measure(pieces)
         self._measured = self._spread(values, self._present)
-        self._read = read if versions_are_reliable else None
         self._is_unchanged = False  # the optimizers got what was measured
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
         # The parameters that are about to be updated: their rows, themselves, their norms and a copy of them.
         self._update: tuple[list[int], LocalTensors, Tensor, list[Tensor]] | None = None
 
-    def _measure(self, pieces: LocalTensors, read: TensorVersions | None) -> tuple[list[str], Tensor]:
+    def _measure(self, pieces: LocalTensors) -> tuple[list[str], Tensor]:
         """Return norms or statistics, then percentiles, the octave at which the bins end, and the bins."""
         moments, bins_per_octave, points, _ = self._spec
         # Norms alone are cheaper than all statistics, except on a device. A histogram ends at the largest value.
         if not (moments or bins_per_octave or points):
-            norms = pieces.norms()
-            if read is not None:
-                share_norms(read, norms)
-            return ["l2"], norms.unsqueeze(1)
+            return ["l2"], pieces.norms().unsqueeze(1)
         columns, blocks = [*STATISTICS], [rows := pieces.summarize()]
-        if read is not None:
-            share_norms(read, rows[:, L2])
         if points or bins_per_octave:
             counted = pieces.histograms(rows)
             if points:
