@@ -81,6 +81,17 @@ def raise_if_quit(error: BaseException, where: str) -> None:
         raise KeyboardInterrupt(f"quit in the debugger in {where}") from None
 
 
+def first_failure(*calls: Callable[[], object]) -> BaseException | None:
+    """Make all calls, whatever they raise, and return what was raised first."""
+    raised: BaseException | None = None
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            raised = error if raised is None else raised
+    return raised
+
+
 def argument_if_any(args: Any, name: str, default: Any) -> Any:
     """Return an event argument for a report; the default if the event has none or was fired without it."""
     try:

@@ -33,7 +33,7 @@ from hookline.core.entry import (
     parse_ranks,
     read_hook,
 )
-from hookline.core.failures import FailureHandler, Policy, check_policy
+from hookline.core.failures import FailureHandler, Policy, check_policy, first_failure
 from hookline.core.handle import Handle, HookObjects
 from hookline.core.order import check_order, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -428,12 +428,7 @@ class Registry:
         Raises:
             Exception: The first that a `close()` raised whose policy ends the run, after all hooks were closed.
         """
-        raised: BaseException | None = None
-        for entry in list(self._entries.values()):
-            try:
-                entry.close(self.failures, at_run_end=True)
-            except BaseException as error:
-                raised = error if raised is None else raised
+        raised = first_failure(*(partial(entry.close, self.failures, at_run_end=True) for entry in self.entries()))
         if self.entries("forward"):
             self._changed()  # Closed forward hooks are not called.
         if raised is not None:

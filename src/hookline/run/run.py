@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from hookline._fs import relative_to_here
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
-from hookline.core.failures import Incident, hook_notes
+from hookline.core.failures import Incident, first_failure, hook_notes
 from hookline.errors import HooklineError, RankError, TrainingError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import Ranks
@@ -172,7 +172,7 @@ class Run(Steps):
     def check_run(self) -> None:
         """Let the hooks check the run on their ranks, before it has a directory; what one raises ends all ranks."""
         self._check_can_begin()
-        failure = _first_failure(partial(self._call_hooks, "check_run"))
+        failure = first_failure(partial(self._call_hooks, "check_run"))
         problems = self.ranks.gather(failure and error_text(failure))
         if failure is not None:
             raise failure
@@ -287,7 +287,7 @@ class Run(Steps):
 
     def _call_last_hooks(self, outcome: Outcome) -> BaseException | None:
         """Fire on_train_end, close the hooks and meet the other ranks; return what was raised first."""
-        failure = _first_failure(self._fire_train_end, self.hooks.close)
+        failure = first_failure(self._fire_train_end, self.hooks.close)
         if failure is not None:
             self.ranks.failed(self.progress.step, describe_error(failure))
 
@@ -295,7 +295,7 @@ class Run(Steps):
             if self.run_status.bad_weights:
                 self._find_bad_weights(outcome)
 
-        return failure or _first_failure(look_again, self._collect_failures, self.ranks.meet)
+        return failure or first_failure(look_again, self._collect_failures, self.ranks.meet)
 
     def _fire_train_end(self) -> None:
         """Fire on_train_end, and carry out what hooks have asked for in it unless one failed."""
@@ -544,14 +544,3 @@ class Run(Steps):
 def describe_error(error: BaseException) -> str:
     """Return what went wrong and, if it was one, in which hook."""
     return "; ".join([error_text(error), *hook_notes(error)])
-
-
-def _first_failure(*calls: Callable[[], object]) -> BaseException | None:
-    """Make all calls, whatever they raise, and return what was raised first."""
-    raised: BaseException | None = None
-    for call in calls:
-        try:
-            call()
-        except BaseException as error:
-            raised = error if raised is None else raised
-    return raised
