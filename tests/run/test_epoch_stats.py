@@ -12,6 +12,7 @@ from hookline import SimpleTrainer
 from hookline.ranks import Ranks
 from hookline.run.engine import Engine
 from hookline.run.epoch_stats import EpochStats, add_losses
+from hookline.run.step_log import LOSS
 from hookline.run.window import Window
 
 
@@ -108,10 +109,9 @@ def test_numbers_of_any_kind_are_averaged() -> None:
 def test_on_a_device_they_are_added_there() -> None:
     """A device without memory stands for one: to read it would be an error."""
     stats = EpochStats()
-    stats.pending_losses += [torch.ones((), device="meta")] * 2
-    stats.add("train/acc", torch.ones((), device="meta"))
+    for name in (LOSS, LOSS, "train/acc"):
+        stats.add(name, torch.ones((), device="meta"))
     stats.fold()
-    assert stats.pending_losses == []
     with pytest.raises(RuntimeError):
         stats.means()
 
@@ -119,18 +119,19 @@ def test_on_a_device_they_are_added_there() -> None:
 def test_means_that_ranks_have_shared_are_those_until_the_next_loss() -> None:
     """A hook that asks after the next step gets the means of its own rank, with that step."""
     stats = EpochStats()
-    stats.pending_losses += [1.0, 3.0]
+    stats.add(LOSS, 1.0)
+    stats.add(LOSS, 3.0)
     stats.average_over_ranks(Ranks(), 2, 3.0, Window(Engine(torch.device("cpu"))))
     assert stats.means() == {"train/epoch_loss": 2.0}
-    stats.pending_losses.append(8.0)
+    stats.add(LOSS, 8.0)
     assert stats.means() == {"train/epoch_loss": 4.0}
 
 
 def test_losses_of_other_ranks_count_once() -> None:
     """If another number of ranks resumes, rank 0 has the losses of all, and the others have none."""
     ranks = [EpochStats(), EpochStats()]
-    ranks[0].pending_losses += [1.0, 3.0]
-    ranks[1].pending_losses += [math.inf]
+    for rank, loss in ((0, 1.0), (0, 3.0), (1, math.inf)):
+        ranks[rank].add(LOSS, loss)
     states = [stats.state_dict() for stats in ranks]
     for is_counted, expected in ((True, (3, math.inf, 1)), (False, (0, 0.0, 0))):
         resumed = EpochStats()
@@ -147,7 +148,7 @@ def test_the_mean_loss_leaves_the_metrics_alone() -> None:
             raise RuntimeError("it was read")
 
     stats = EpochStats()
-    stats.pending_losses.append(torch.tensor(2.0))
+    stats.add(LOSS, torch.tensor(2.0))
     stats.add("train/acc", Unread())
     assert stats.mean_loss() == 2.0
     with pytest.raises(RuntimeError, match="it was read"):

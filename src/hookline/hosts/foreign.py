@@ -26,10 +26,11 @@ from hookline.hosts.checkpoints import ForeignCheckpoints
 from hookline.hosts.truth import Host
 from hookline.ranks import Ranks
 from hookline.run.engine import Engine
+from hookline.run.epoch_stats import EpochStats
 from hookline.run.manager import HookManager
 from hookline.run.model_call import ModelCall
 from hookline.run.rng import rng_state
-from hookline.run.step_log import LR
+from hookline.run.step_log import LOSS, LR
 from hookline.run.window import MicroBatch, Window
 from hookline.trainer.counting import count_tokens
 
@@ -43,8 +44,6 @@ LOST = "the loop cleared the gradients without a step"
 class ForeignWindow(Window):
     """The backward passes between two steps. A loop that accumulates divides its losses: a step's loss is their sum."""
 
-    has_shares = True  # The mean of an epoch is one over steps.
-
     def __init__(self, run: ForeignRun) -> None:
         super().__init__(run.engine)
         self._run = run
@@ -53,6 +52,9 @@ class ForeignWindow(Window):
         """Count a micro-batch; return whether it begins a step."""
         self.count += 1
         return self.count == 1
+
+    def add_to_means(self, stats: EpochStats, name: str, value: Tensor | float) -> None:
+        """Do nothing: the mean of an epoch is one over steps."""
 
     def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of the losses, or their mean."""
@@ -479,7 +481,7 @@ class ForeignRun(ForeignCheckpoints):
         if args.micro_batches:
             loss = args.window_tensor()
             args.last_loss = [loss]
-            self.stats.pending_losses.append(loss)
+            self.stats.add(LOSS, loss)
 
     def _check_first_step(self) -> None:
         """Refuse hooks that would stay blind, once the first step has shown what the loop reports.

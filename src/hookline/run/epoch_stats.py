@@ -30,8 +30,7 @@ class EpochStats:
 
     def __init__(self, optional: Collection[str] = ()) -> None:
         self._optional = optional
-        self.pending_losses: list[Number] = []  # detached tensors; the loop appends to it
-        self._pending = {LOSS: self.pending_losses}  # losses and metrics that are not in the sums yet
+        self._pending: dict[str, list[Number]] = {LOSS: []}  # detached losses and metrics that are not in the sums yet
         self._sums: dict[str, Number] = {LOSS: 0.0}
         self._counts: dict[str, torch.Tensor | float] = {LOSS: 0}  # with weights, sums of these
         self._non_finite: torch.Tensor | int = 0  # losses that are NaN or infinite
@@ -47,7 +46,7 @@ class EpochStats:
         return following
 
     def add(self, name: str, value: Number) -> None:
-        """Add a detached metric of one micro-batch."""
+        """Add a detached loss or metric of one micro-batch."""
         self._pending.setdefault(name, []).append(value)
 
     def add_share(self, name: str, value: Number, share: float) -> None:
@@ -151,7 +150,7 @@ class EpochStats:
     @property
     def has_losses(self) -> bool:
         """Whether a loss was added in this epoch."""
-        return bool(self.pending_losses or self._counts[LOSS])
+        return bool(self._pending[LOSS] or self._counts[LOSS])
 
     def loss_over_ranks(self, step: int) -> float | None:
         """Return the loss of a step over all ranks, if they have averaged it."""

@@ -17,6 +17,7 @@ from hookline.core.catalog import Event
 from hookline.errors import MissingArgument
 from hookline.run.engine import Engine
 from hookline.run.run import Run
+from hookline.run.step_log import LOSS
 
 if TYPE_CHECKING:
     from hookline.run.manager import HookManager
@@ -316,7 +317,7 @@ class OwnLoop(Run):
         elif name in ENDS:
             self._ended_by.add(name)
             if name == "on_train_batch_end" and (loss := self.event_args.detached_loss) is not None:
-                self.stats.pending_losses.append(loss)
+                self.stats.add(LOSS, loss)
             if self._step_is_over:
                 self._record_step()
                 self.step_log.flush_if_due()

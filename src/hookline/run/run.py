@@ -484,10 +484,8 @@ class Run(Steps):
         """Whether this process prints what the run does."""
         return False
 
-    @property
-    def last_saved_step(self) -> int | None:
-        """The step of the checkpoint that was written or loaded last in this run."""
-        return None
+    last_saved_step: int | None = None
+    """The step of the checkpoint that was written or loaded last in this run."""
 
     def position(self) -> dict[str, Any] | None:
         """Return where the loaders are inside an epoch, None between two epochs."""

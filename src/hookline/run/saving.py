@@ -20,8 +20,6 @@ class SavingRun(Run):
 
     requested_checkpoints: AbstractSet[str] = frozenset()
     """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-    last_saved_step: int | None = None
-    """The step of the checkpoint that was written or loaded last in this run."""
     stops_without_checkpoint = False
     """Whether a checkpoint that cannot be written ends the run."""
     _requests: tuple[SaveName, ...] = ()  # names of the checkpoints to write at the next boundary

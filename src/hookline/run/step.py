@@ -26,7 +26,7 @@ from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
 from hookline.run.outputs import UNKNOWN, single_numbers
 from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
-from hookline.run.step_log import GRAD_NORM, StepLog
+from hookline.run.step_log import GRAD_NORM, LOSS, StepLog
 from hookline.run.window import Window, weighted_mean
 
 if TYPE_CHECKING:
@@ -181,10 +181,7 @@ class Steps(RunControl):
             self.step_log.add(name, self.accumulation.weigh(loss))
             self.stats.set_latest(self.progress.step, name, loss)
             for part in parts:
-                if self.accumulation.has_shares:
-                    self.stats.add_share(name, part.loss, part.share)
-                else:
-                    self.stats.add(name, part.loss)
+                self.accumulation.add_loss_of(part, self.stats, name)
         if self.schedulers:
             self._note_lr()
             self.step_schedulers_after(self._skipped)
@@ -232,10 +229,10 @@ class Steps(RunControl):
     def end_batch(self) -> None:
         """Fire on_train_batch_end; if the window is complete, record the step's metrics and fire on_step_end, too."""
         args, window = self.event_args, self.accumulation
-        if window.weight and args.detached_loss is not None and not window.has_shares:
-            self.stats.pending_losses.append(args.detached_loss)
-        if window.is_complete and args.detached_loss is not None:
-            args.last_loss = args.loss_of_step()
+        if args.detached_loss is not None:
+            window.add_to_means(self.stats, LOSS, args.detached_loss)
+            if window.is_complete:
+                args.last_loss = args.loss_of_step()
         if self.knows_batches and (handler := self.hooks.slots.on_train_batch_end):
             if window.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline._tensors import count_samples
 from hookline.run.engine import Engine
+
+if TYPE_CHECKING:
+    from hookline.run.epoch_stats import EpochStats
 
 
 class MicroBatch(NamedTuple):
@@ -41,8 +44,6 @@ class Window:
     """Whether something in the window has a weight, on any rank."""
     is_weighted = False
     """Whether losses are multiplied by their weights before the backward pass."""
-    has_shares = False
-    """Whether `share` of a micro-batch is known at the end of the window only."""
     rank_weight = 1.0
     """Weight of this rank's means in the mean over all ranks; 1.0 if all ranks count equally."""
 
@@ -63,6 +64,15 @@ class Window:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-batch with its share of the window."""
         self._engine.backward(loss)
+
+    def add_to_means(self, stats: EpochStats, name: str, value: Tensor | float) -> None:
+        """Add a number of the current micro-batch to a mean of the epoch, in which it may have no part."""
+        if self.weight:
+            stats.add(name, value)
+
+    def add_loss_of(self, part: MicroBatch, stats: EpochStats, name: str) -> None:
+        """Add the loss of a micro-batch of the window, which is complete, to a mean of the epoch."""
+        stats.add(name, part.loss)
 
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""

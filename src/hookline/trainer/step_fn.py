@@ -128,9 +128,8 @@ class ForwardPass:
                 f"are all parameters frozen? ({LOSS_SOURCES})"
             )
         args.step_metrics = metrics and {key: detached_copy(value) for key, value in metrics.items()}
-        window = trainer.accumulation
-        for key, value in args.step_metrics.items() if window.weight and not window.has_shares else ():
-            trainer.stats.add(f"train/{key}", value)
+        for key, value in args.step_metrics.items():
+            trainer.accumulation.add_to_means(trainer.stats, f"train/{key}", value)
         return loss
 
 

@@ -16,6 +16,7 @@ from hookline.run.window import MicroBatch, Window
 from hookline.trainer.counting import count_loss_terms, count_tokens
 
 if TYPE_CHECKING:
+    from hookline.run.epoch_stats import EpochStats
     from hookline.trainer.trainer import Trainer
 
 OVERFLOW_REASON = "non-finite gradients under GradScaler"
@@ -31,7 +32,8 @@ class AccumulationWindow(Window):
         self.size = options.accumulate
         self._loss_weight = options.loss_weight
         self.is_weighted = options.loss_weight != "batches"
-        self.has_shares = self.is_weighted and self._ranks.world_size > 1
+        # Whether the share of a micro-batch is known at the end of the window only.
+        self._has_shares = self.is_weighted and self._ranks.world_size > 1
         self._had_weight = not self.is_weighted  # whether something had a weight in some step
         # Gradients are reduced over the ranks once a step, unless that takes too much memory.
         self._reduces_once = self._engine.averages and self.size > 1 and not options.sync_each_batch
@@ -96,7 +98,7 @@ class AccumulationWindow(Window):
             weights, world_size = [part.weight for part in args.micro_batches], self._ranks.world_size
             totals = self._ranks.total(weights)  # this waits for the slowest rank, as reducing the gradients did
             weight, total = sum(weights), sum(totals)
-            if self.has_shares:
+            if self._has_shares:
                 self._add_shares(totals)
             self.has_weight = total > 0
             if not weight:
@@ -112,6 +114,18 @@ class AccumulationWindow(Window):
         else:
             return
         args.grads.writable().multiply_(scale)
+
+    def add_to_means(self, stats: EpochStats, name: str, value: Tensor | float) -> None:
+        """Add a number of the current micro-batch to a mean of the epoch; `_add_shares` does so with shares."""
+        if not self._has_shares:
+            super().add_to_means(stats, name, value)
+
+    def add_loss_of(self, part: MicroBatch, stats: EpochStats, name: str) -> None:
+        """Add the loss of a micro-batch of the window, which is complete, to a mean of the epoch."""
+        if self._has_shares:
+            stats.add_share(name, part.loss, part.share)
+        else:
+            super().add_loss_of(part, stats, name)
 
     def _add_shares(self, totals: Sequence[float]) -> None:
         """Add the window to the means of the epoch: each rank's micro-batches by their part in the global ones.
