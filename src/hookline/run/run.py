@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from traceback import format_exception
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hookline import _device
 from hookline._console import logger, print_line
-from hookline._fs import relative_to_here
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
@@ -34,19 +33,16 @@ from hookline.record.record import Record
 from hookline.record.redaction import redacted_log
 from hookline.record.strict_json import field_values
 from hookline.run.agreement import Agreement, SaveName
+from hookline.run.ending import closing_line, judge_run, report_run
 from hookline.run.engine import Engine
 from hookline.run.event_args import EventArgs, GivenArgs
 from hookline.run.manager import HookManager
-from hookline.run.messages import closing_line
 from hookline.run.parameters import is_finite, was_trained
 from hookline.run.progress import Progress
 from hookline.run.rng import preserve_rng
 from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
 from hookline.run.step_log import GRAD_NORM, LR
-
-if TYPE_CHECKING:
-    from hookline.runs.summary import RunSummary
 
 MAX_TRACEBACK = 10_000  # characters
 
@@ -303,38 +299,6 @@ class Run(Steps):
             handler(self.event_args)
         self.agreement.after_train_end()
 
-    def _judge(self) -> tuple[RunSummary | None, Mapping[str, Any] | None]:
-        """Read what the record has written so far, and judge it; a failure is a warning."""
-        path = None if self.record.is_tentative else self.record.path
-        if not self.writes_report or path is None or self.ranks.rank:
-            return None, None
-        from hookline.runs.alerts import find_alerts
-        from hookline.runs.find import RunFiles
-        from hookline.runs.summary import RunSummary
-        from hookline.runs.verdict import judge
-
-        try:
-            files = RunFiles(path)
-            files.run = self.record.run  # run.json does not have the outcome yet
-            summary = RunSummary.read(files, media=True)
-            return summary, field_values(judge(find_alerts(summary)))
-        except Exception as error:  # no report is worth a run
-            logger.warning("the report was not written: %s", error_text(error))
-            return None, None
-
-    def _write_report(self, summary: RunSummary) -> None:
-        """Write report.html; a failure is a warning."""
-        from hookline.report import REPORT
-        from hookline.report.page import write_report
-
-        try:
-            path = summary.files.path / REPORT
-            write_report(path, [summary])
-            if self.prints:
-                print_line(f"report: {relative_to_here(path)}")
-        except Exception as error:  # no report is worth a run
-            logger.warning("the report was not written: %s", error_text(error))
-
     def decide_outcome(
         self, error: BaseException | None = None, signal: str | None = None
     ) -> tuple[Outcome, str | None]:
@@ -382,13 +346,13 @@ class Run(Steps):
             self._finish_record(outcome, reason)
         finally:  # Ctrl-C in a sink, or while the run is read, leaves a whole record, too
             try:
-                summary, verdict = self._judge()
+                summary, verdict = judge_run(self)
             finally:
                 self.record.close_files(verdict)
         if self.prints:
             print_line(closing_line(self, outcome, reason))
         if summary is not None:
-            self._write_report(summary)
+            report_run(self, summary)
 
     def _finish_record(self, outcome: Outcome, reason: str | None, wait: bool = True) -> None:
         costs = self.hooks.costs(wait=wait)

@@ -1,19 +1,64 @@
-"""The line that is printed when a run ends."""
+"""What a run gets when it ends: the verdict on it, report.html, and the line that is printed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from hookline._console import printable
+from hookline._console import logger, print_line, printable
+from hookline._fs import relative_to_here
 from hookline._text import counted, duration_text
 from hookline.core.base import hook_attribute
+from hookline.errors import error_text
 from hookline.ranks import on_ranks
 from hookline.record.outcome import Outcome
 from hookline.record.redaction import redact_text
+from hookline.record.strict_json import field_values
 from hookline.runs.verdict import Verdict
 
 if TYPE_CHECKING:
     from hookline.run.run import Run
+    from hookline.runs.summary import RunSummary
+
+
+@contextmanager
+def _only_warns() -> Iterator[None]:
+    """Make a failure inside the block a warning: no report is worth a run."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("the report was not written: %s", error_text(error))
+
+
+def judge_run(run: Run) -> tuple[RunSummary | None, Mapping[str, Any] | None]:
+    """Read what the record of a run has written so far, and judge it."""
+    path = None if run.record.is_tentative else run.record.path
+    if not run.writes_report or path is None or run.ranks.rank:
+        return None, None
+    from hookline.runs.alerts import find_alerts
+    from hookline.runs.find import RunFiles
+    from hookline.runs.summary import RunSummary
+    from hookline.runs.verdict import judge
+
+    with _only_warns():
+        files = RunFiles(path)
+        files.run = run.record.run  # run.json does not have the outcome yet
+        summary = RunSummary.read(files, media=True)
+        return summary, field_values(judge(find_alerts(summary)))
+    return None, None
+
+
+def report_run(run: Run, summary: RunSummary) -> None:
+    """Write report.html, and print where it is."""
+    from hookline.report import REPORT
+    from hookline.report.page import write_report
+
+    with _only_warns():
+        path = summary.files.path / REPORT
+        write_report(path, [summary])
+        if run.prints:
+            print_line(f"report: {relative_to_here(path)}")
 
 
 def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
