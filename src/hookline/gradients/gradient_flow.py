@@ -256,7 +256,8 @@ class GradientFlowHook(TrainingHook):
     ) -> None:
         self.vanishing, self.exploding, self.ratio = vanishing, exploding, ratio
         self._limits = Limits(vanishing, exploding, ratio)
-        self._newest: tuple[Mapping[str, torch.nn.Parameter], dict[str, float]] | None = None
+        self.latest: GradientFlow | None = None
+        """The verdict on every parameter when the hook last ran; None before that."""
         self._reported: dict[str, Verdict] = {}
         self._registered_name = self.name
 
@@ -267,20 +268,11 @@ class GradientFlowHook(TrainingHook):
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
         """Log how many parameters are in trouble, and report them if they are not the same as before."""
         params = params_of_step(trainer, plain_parameters(model))
-        norms = _read_norms(params)
-        self._newest = params, norms
-        trainable = sum(param.requires_grad for param in params.values())
-        healthy = len(norms) == trainable and self._limits.allow(norms.values())
-        flow = None if healthy else self.latest  # a verdict for each parameter costs more than reading the norms
+        flow = self.latest = judge_norms(params, _read_norms(params), self._limits)
         for key, verdict in VERDICT_METRICS.items():
-            trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))) if flow else 0.0, reduce=None)
-        troubled = flow.troubled if flow else {}
-        if flow is not None and troubled and troubled != self._reported:
+            trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))), reduce=None)
+        troubled = flow.troubled
+        if troubled and troubled != self._reported:
             logger.warning("step %d: %s", step, flow.verdict)
             trainer.note("gradient_flow", by=self._registered_name, verdict=flow.verdict, parameters=troubled)
         self._reported = troubled
-
-    @property
-    def latest(self) -> GradientFlow | None:
-        """The verdict on every parameter when the hook last ran; None before that."""
-        return None if self._newest is None else judge_norms(*self._newest, self._limits)
