@@ -161,6 +161,11 @@ class Entry:
         """What a user wrote: the function, or the class of an object."""
         return self.hook if isinstance(self.hook, FunctionType) else type(self.hook)
 
+    @cached_property
+    def identity(self) -> tuple[Hashable, frozenset[int]]:
+        """Where its definition is, and the code of it when it was registered."""
+        return identity(self.definition)
+
     def record(self) -> HookRecord:
         """Return what is listed and recorded about it."""
         return HookRecord(
@@ -462,28 +467,26 @@ class Definitions:
     """Finds the hooks without a name of their own that another may replace, without looking at all of them."""
 
     def __init__(self) -> None:
-        self._lists: dict[int, tuple[list[Entry], list[Entry]]] = {}  # The lists that an entry is in.
-        self._by_hook: dict[int, list[Entry]] = {}  # the same object may listen to several events
         self._by_code: dict[Hashable, dict[frozenset[int], list[Entry]]] = {}  # by place; mostly one code each
 
     def add(self, entry: Entry) -> None:
         """Add a hook that was registered."""
-        place, code = identity(entry.definition)
-        of_code = self._by_code.setdefault(place, {}).setdefault(code, [])
-        self._lists[id(entry)] = self._by_hook.setdefault(id(entry.hook), []), of_code
-        for entries in self._lists[id(entry)]:
-            entries.append(entry)
+        place, code = entry.identity
+        self._by_code.setdefault(place, {}).setdefault(code, []).append(entry)
 
     def discard(self, entry: Entry) -> None:
         """Remove a hook."""
-        for entries in self._lists.pop(id(entry)):
-            entries[:] = [other for other in entries if other is not entry]
+        place, code = entry.identity
+        self._by_code[place][code] = [other for other in self._by_code[place][code] if other is not entry]
 
     def replaced_by(self, entry: Entry) -> list[Entry]:
         """Return the hooks that a new one replaces, in the order of registration."""
-        place, code = identity(entry.definition)
-        others = [each for known, entries in self._by_code.get(place, {}).items() if known != code for each in entries]
-        replaced = [other for other in (*self._by_hook.get(id(entry.hook), ()), *others) if entry.replaces(other)]
+        place, code = entry.identity
+        replaced: list[Entry] = []
+        for known, entries in self._by_code.get(place, {}).items():
+            # Several objects of one code are several definitions; one object may listen to several events.
+            others = [other for other in entries if other.hook is entry.hook] if known == code else entries
+            replaced += filter(entry.replaces, others)
         return sorted(replaced, key=lambda other: other.number)
 
 
