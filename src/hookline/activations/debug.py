@@ -193,10 +193,19 @@ class Debug(BuiltInForwardHook):
     ) -> None:
         """Compute the output's statistics in one read, and check every condition; gradients are checked later."""
         call = next(self._calls.setdefault(name, itertools.count(1)))
-        where = {"module": name, "step": step, "phase": phase, "call": call}
+        where: dict[str, Any] = {"module": name, "step": step, "phase": phase, "call": call}
         described_inputs = describe_tensors((inputs, kwargs))
         if self._conditions or self.inspect:
-            self._check_output(where, described_inputs, output, trainer)
+            tensors = list(iter_tensors(output))
+            statistics = statistics_of(tensors)
+            for tensor, numbers in zip(tensors, statistics, strict=True):
+                if not numbers and not is_dense(tensor):  # Dense integers and empty tensors cannot meet a condition.
+                    self._pass_over(name, tensor)
+                if self.inspect:
+                    shape, dtype, device = shape_of(tensor), _dtype_name(tensor), str(tensor.device)
+                    shown: dict[str, Any] = {key: numbers.get(key, math.nan) for key in ("mean", "std", "absmax")}
+                    self.inspected.append(Inspection(**where, shape=shape, dtype=dtype, device=device, **shown))
+            self._check(where, self._conditions, output, statistics, described_inputs, trainer)
         if self._gradient_conditions:
             entry = self._registry.entry(self._registered_name)
             for tensor in iter_tensors(live_output):
@@ -225,20 +234,6 @@ class Debug(BuiltInForwardHook):
                 raise
         else:
             entry.failures.in_a_row.pop(BACKWARD, None)
-
-    def _check_output(
-        self, where: dict[str, Any], inputs: tuple[str, ...], output: Any, trainer: RunControl | None
-    ) -> None:
-        tensors = list(iter_tensors(output))
-        statistics = statistics_of(tensors)
-        for tensor, numbers in zip(tensors, statistics, strict=True):
-            if not numbers and not is_dense(tensor):  # Dense integers and empty tensors cannot meet a condition.
-                self._pass_over(where["module"], tensor)
-            if self.inspect:
-                shape, dtype, device = shape_of(tensor), _dtype_name(tensor), str(tensor.device)
-                shown: dict[str, Any] = {name: numbers.get(name, math.nan) for name in ("mean", "std", "absmax")}
-                self.inspected.append(Inspection(**where, shape=shape, dtype=dtype, device=device, **shown))
-        self._check(where, self._conditions, output, statistics, inputs, trainer)
 
     def _check(
         self,

@@ -229,16 +229,17 @@ class ModelRegistry(Registry):
         """Return how often each forward hook was called at each of its modules, and why one never was."""
         if self.dispatcher.compiled_stats is not None:
             self.dispatcher.compiled_stats.count_calls()
-        return FireReport(tuple(row for entry in self.entries("forward") for row in self._fire_rows(entry)))
-
-    def _fire_rows(self, entry: Entry) -> Iterator[FireRow]:
-        for hooked, name in self.dispatcher.selected_by(entry).items():
-            fired = hooked.fired[entry.name]
-            yield FireRow(entry.name, name, hooked.calls, fired, "" if fired else self._why_not(entry, hooked))
-        # Modules that are passed as objects need no model.
-        waiting = [pattern for pattern in patterns_of(entry) if not isinstance(pattern, (torch.nn.Module, weakref.ref))]
-        if waiting and self.dispatcher.model is None:
-            yield FireRow(entry.name, "", 0, 0, "its patterns wait for a model")
+        rows = []
+        for entry in self.entries("forward"):
+            for hooked, name in self.dispatcher.selected_by(entry).items():
+                fired = hooked.fired[entry.name]
+                why = "" if fired else self._why_not(entry, hooked)
+                rows.append(FireRow(entry.name, name, hooked.calls, fired, why))
+            # Modules that are passed as objects need no model.
+            is_pattern = [not isinstance(given, (torch.nn.Module, weakref.ref)) for given in patterns_of(entry)]
+            if any(is_pattern) and self.dispatcher.model is None:
+                rows.append(FireRow(entry.name, "", 0, 0, "its patterns wait for a model"))
+        return FireReport(tuple(rows))
 
     def _why_not(self, entry: Entry, hooked: HookedModule) -> str:
         """Return the nearest cause: first the hook's own switches, then the module, then the schedule."""
