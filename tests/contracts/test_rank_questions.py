@@ -22,6 +22,7 @@ WORLD_SIZE = {
     "core/collectives": "a hook may not call a collective that others do not know of",
     "core/failures": "a note names the rank; an update that fails on one rank ends the run",
     "core/registry": "arguments of an event may be collectives; failures may switch a hook off on one rank",
+    "hosts/foreign": "each process counts tokens and seconds for itself, so hooks that do so cannot act alike",
     "hosts/watch": "with several ranks a signal ends a process also while it waits for the others",
     "hooks/checkpoint": "nothing is saved after a failure of one rank",
     "hooks/throughput": "a share of the peak of all devices",
@@ -37,7 +38,7 @@ WORLD_SIZE = {
     "trainer/stragglers": "means over the ranks",
     "trainer/validation": "a sharded model needs a batch from every rank",
     "trainer/window": "the weight of a window is a mean over the ranks",
-    "core/entry": "a hook's attribute `ranks` that none of the ranks has means something else",
+    "core/registration": "a hook's attribute `ranks` that none of the ranks has means something else",
     "testing/ranks": "threads that stand for ranks",
     # ---- what is said about it
     "cli/train": "the command that continues the run",

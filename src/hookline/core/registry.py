@@ -18,26 +18,20 @@ from hookline.core.catalog import Event, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import BoundHook, DispatchTable
-from hookline.core.entry import (
-    DEFAULT_HOOKS,
-    Definitions,
-    DerivedName,
-    Entry,
-    HookList,
-    check_attributes,
-    check_needs,
-    check_schedule,
-    hook_name,
-    hook_parameters,
-    numbered,
-    parse_ranks,
-    read_hook,
-)
+from hookline.core.entry import DEFAULT_HOOKS, Definitions, DerivedName, Entry, HookList, numbered, parse_ranks
 from hookline.core.failures import FailureHandler, Policy, check_policy, first_failure
 from hookline.core.handle import Handle, HookObjects
 from hookline.core.order import check_order, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
+from hookline.core.registration import (
+    check_attributes,
+    check_needs,
+    check_schedule,
+    hook_name,
+    hook_parameters,
+    read_hook,
+)
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError
