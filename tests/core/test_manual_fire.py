@@ -42,6 +42,34 @@ def test_a_missing_value_names_the_event_the_hooks_and_the_remedy(registry: Hook
     assert issubclass(MissingArgument, TypeError) and issubclass(MissingArgument, HooklineError)
 
 
+def test_what_a_call_leaves_out_keeps_its_default(registry: HookRegistry) -> None:
+    """Arguments behind it come by keyword; one that cannot keeps its default, too."""
+    seen: list[Any] = []
+
+    def open_to_all(batch: Any = "none", loss: float = 9.0, step: int = 0, *, epoch: int = 9, **more: Any) -> None:
+        seen.append((batch, loss, step, epoch, "loss" in more or "batch" in more))
+
+    def by_position(loss: float = 9.0, batch: Any = "none", /, step: int = 0) -> None:
+        seen.append((loss, batch, step))
+
+    def by_alias(batch: Any = "none", loader_name: str = "none") -> None:
+        seen.append((batch, loader_name))
+
+    def by_name(batch: Any = "none", dataloader_name: str = "none") -> None:
+        seen.append((batch, dataloader_name))
+
+    for hook in (open_to_all, by_position):
+        registry.register(hook, event="train_batch_end")
+    for hook in (by_alias, by_name):
+        registry.register(hook, event="before_backward")
+    registry.on_train_batch_end("the batch", step=3, epoch=1)
+    registry.on_train_batch_end(loss=0.5, step=4, epoch=1)
+    assert seen == [("the batch", 9.0, 3, 1, False), (9.0, "none", 3), ("none", 0.5, 4, 1, False), (0.5, "none", 4)]
+    seen.clear()
+    registry.on_before_backward(dataloader_name="b")
+    assert seen == [("none", "b")] * 2
+
+
 @pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_failure_without_a_step_is_reported_at_step_0() -> None:
     """A report never fails itself because the call passed too little."""

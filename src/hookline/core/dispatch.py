@@ -7,7 +7,7 @@ without listeners has None instead of a callable, so that it costs its call site
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
@@ -145,29 +145,16 @@ def invoke(
         calling[thread] = outer
 
 
-def missing_arguments(args: Any, attributes: Iterable[str]) -> frozenset[str]:
-    """Return the attributes that the arguments of an event do not have, because it was fired by hand without them."""
-    missing = set()
-    for name in attributes:
-        try:
-            getattr(args, name)
-        except MissingArgument:
-            missing.add(name)
-    return frozenset(missing)
-
-
-def without_missing(event: Event, hooks: Sequence[BoundHook], missing: frozenset[str]) -> list[BoundHook]:
-    """Return listeners that keep their defaults for what is missing.
+def check_optional(event: Event, hooks: Sequence[BoundHook], missing: str) -> None:
+    """Let hooks keep their default for an argument of an event that was fired by hand without it.
 
     Raises:
-        MissingArgument: If one of them cannot do without it; the message names those that cannot, and the remedy.
+        MissingArgument: If some of them have none; the message names them, and the remedy.
     """
-    for name in sorted(missing):
-        if insisting := [hook.hook for hook in hooks if name in hook.listener.required]:
-            listed, named = ", ".join(map(repr, insisting)), event.arguments_of([name])[0]
-            problem = f"{event.name}: {listed} names {named!r}, which the call did not pass"
-            raise MissingArgument(f"{problem}; pass {named}=… when you fire it") from None
-    return [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
+    if insisting := [hook.hook for hook in hooks if missing in hook.listener.required]:
+        listed, named = ", ".join(map(repr, insisting)), event.arguments_of([missing])[0]
+        problem = f"{event.name}: {listed} names {named!r}, which the call did not pass"
+        raise MissingArgument(f"{problem}; pass {named}=… when you fire it") from None
 
 
 def first_raised(raised: Exception | None, error: Exception | None) -> Exception | None:
@@ -288,30 +275,24 @@ class DispatchTable:
         distinct: dict[Any, Listener] = {}
         calls = []
         for hook in hooks:
-            form = hook.listener.positional, *hook.listener.keywords.items()
+            form = hook.listener.positional, hook.listener.names, *hook.listener.keywords.items()
             distinct.setdefault(form, hook.listener)
             metrics = tuple(name for name in METRICS if name in hook.listener.wanted)
             calls.append((hook, list(distinct).index(form), metrics))
         listeners, restored = list(distinct.values()), [name for name in needed if name in METRICS]
-        with_defaults: dict[frozenset[str], Any] = {}  # By the arguments that are missing.
 
         def dispatch(args: Any) -> None:
             # All arguments are read before the first hook is called: an error in there is not the failure of a hook.
             values, began = {}, perf_counter_ns()
-            try:
-                for name, cost in needed.items():
+            for name, cost in needed.items():
+                try:
                     values[name] = getattr(args, name)
-                    now = perf_counter_ns()
-                    cost.add(now - began)
-                    began = now
-            except MissingArgument:  # The event was fired by hand.
-                missing = missing_arguments(args, needed)
-                if missing not in with_defaults:
-                    reduced = without_missing(event, hooks, missing)
-                    with_defaults[missing] = self.make_dispatch(event, reduced)
-                with_defaults[missing](args)
-                return
-            before = {name: dict(values[name]) for name in restored} if restored else {}
+                except MissingArgument:
+                    check_optional(event, hooks, name)
+                now = perf_counter_ns()
+                cost.add(now - began)
+                began = now
+            before = {name: dict(values[name]) for name in restored if name in values} if restored else {}
             arguments = [listener.arguments(values) for listener in listeners]
             # An error that must end the run is raised after the last hook, because the others must be called, too.
             raised: Exception | None = None
@@ -328,12 +309,12 @@ class DispatchTable:
                     interrupted = error  # Every hook is called at the end of the run, even after an interrupt.
                 for name in metrics:
                     try:
-                        changed = values[name] != before[name]
+                        changed = name in before and values[name] != before[name]
                     except Exception:  # Tensors and arrays of several elements have no single truth value.
                         changed = True
                     if changed:
                         failures.restore_metrics(event, hook, args, name, before[name])
-                        before = {other: dict(values[other]) for other in restored}  # They mirror each other.
+                        before = {other: dict(values[other]) for other in before}  # They mirror each other.
             if interrupted is not None:
                 raise interrupted
             if raised is not None:

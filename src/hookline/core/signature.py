@@ -7,10 +7,11 @@ Dispatch then makes direct calls; nothing is looked up when an event fires.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, Event
@@ -23,11 +24,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Listener:
     """A hook's method for one event, with the arguments it names."""
 
-    event: Event
-    spelling: str
     call: Callable[..., Any]
     positional: tuple[str, ...]  # Attributes of the event arguments, in the order of the call.
     keywords: Mapping[str, str]  # Parameter -> attribute of the event arguments.
+    names: tuple[str, ...] = ()  # The parameters of the positional ones; "" for one that cannot come by keyword.
     required: frozenset[str] = frozenset()  # Attributes without a default, which do not come through **kwargs either.
 
     @cached_property
@@ -35,20 +35,20 @@ class Listener:
         """The attributes of the event arguments that it needs, each once."""
         return tuple(dict.fromkeys((*self.positional, *self.keywords.values())))
 
-    def without(self, missing: Container[str]) -> Listener:
-        """Return the same listener for a call that misses these values, none of them required: they keep defaults."""
-        sources = {name: self.event.attribute(name, self.spelling) or name for name in self.event.attributes}
-        left = {name: source for name, source in sources.items() if source not in missing}
-        # Read again instead of filtering: after a parameter that keeps its default, the others come by keyword.
-        reduced = read_signature(self.call, replace(self.event, attributes=left, respelled={}), self.spelling, "")
-        return replace(self, positional=reduced.positional, keywords=reduced.keywords)
-
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return what the hook is called with, by position and by keyword."""
-        positional = list(map(values.__getitem__, self.positional))
-        if not self.keywords:  # As with most hooks.
-            return positional, {}
-        return positional, {parameter: values[name] for parameter, name in self.keywords.items()}
+        """Return what the hook is called with, by position and by keyword; what is missing keeps its default."""
+        try:
+            positional = list(map(values.__getitem__, self.positional))
+            if not self.keywords:  # As with most hooks.
+                return positional, {}
+            return positional, {parameter: values[name] for parameter, name in self.keywords.items()}
+        except KeyError:  # Fired by hand. After a parameter that keeps its default, the others come by keyword.
+            given = list(takewhile(values.__contains__, self.positional))
+            keywords = {**dict(zip(self.names, self.positional, strict=True)), **self.keywords}
+            for name in ("", *self.names[: len(given)]):
+                keywords.pop(name, None)
+            found = {parameter: values[name] for parameter, name in keywords.items() if name in values}
+            return [values[name] for name in given], found
 
 
 def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner: str) -> Listener:
@@ -69,6 +69,7 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
     where = f"{owner}.{spelling}" if getattr(call, "__name__", "") == spelling else f"{owner} ({spelling})"
     _reject_deferred(call, where)
     positional: list[str] = []
+    names: list[str] = []
     keywords: dict[str, str] = {}
     required: set[str] = set()
     in_order = True  # After a positional parameter that keeps its default, the later ones are passed by keyword.
@@ -89,9 +90,10 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
             in_order = False
         elif parameter.kind in _POSITIONAL and in_order:
             positional.append(attribute)
+            names.append("" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else parameter.name)
         elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:  # Out of order, those keep their default.
             keywords[parameter.name] = attribute
-    return Listener(event, spelling, call, tuple(positional), keywords, frozenset(required))
+    return Listener(call, tuple(positional), keywords, tuple(names), frozenset(required))
 
 
 def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where: str) -> str | None:

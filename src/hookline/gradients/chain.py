@@ -16,7 +16,7 @@ from hookline._names import plain_modules, plain_parameters, unwrap_module
 from hookline._tensors import TensorVersions, is_sharded
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG
-from hookline.core.dispatch import FAILED, Arguments, BoundHook, Dispatch, invoke, missing_arguments, without_missing
+from hookline.core.dispatch import FAILED, Arguments, BoundHook, Dispatch, check_optional, invoke
 from hookline.core.entry import Entry
 from hookline.core.patterns import select
 from hookline.core.registry import Registry
@@ -195,15 +195,13 @@ class ChainItem:
 
     def read(self, args: Any) -> Arguments:
         """Return what the hook is called with: the gradients, its state, and the event's arguments that it names."""
-        values, bound = {"grads": self.grads, "own_state": self._states[self.bound.hook]}, self.bound
-        try:
-            for name in self.named:
+        values = {"grads": self.grads, "own_state": self._states[self.bound.hook]}
+        for name in self.named:
+            try:
                 values[name] = getattr(args, name)
-        except MissingArgument:  # the event was fired by hand
-            missing = missing_arguments(args, self.named)
-            (bound,) = without_missing(ON_UPDATE, [bound], missing)
-            values |= {name: getattr(args, name) for name in self.named if name not in missing}
-        return bound.listener.arguments(values)
+            except MissingArgument:
+                check_optional(ON_UPDATE, [self.bound], name)
+        return self.bound.listener.arguments(values)
 
     def run(self, *positional: Any, **keywords: Any) -> None:
         """Call the hook once with what `read` returned, and take over what it returns."""
