@@ -155,7 +155,7 @@ def test_half_a_step_cannot_be_saved() -> None:
                     caught.append(error)
 
     train(Eager(), record=True, accumulate=4)
-    assert "it waits for the end of the step" in str(caught[0])
+    assert "in the middle of a step; call trainer.save(), which waits for its end" in str(caught[0])
 
 
 def test_saving_before_there_is_a_run_says_so() -> None:
