@@ -303,14 +303,6 @@ class EventArgs:
             for key, total in sums.items()
         }
 
-    def parts_by_loader(self) -> dict[str, list[MicroBatch]]:
-        """Return the step's micro-batches that have a weight by their loader, even if a step is one micro-batch."""
-        only = MicroBatch(self.window_tensor(), 1.0, self.batch_idx, self.dataloader_name, self.step_metrics)
-        parts: dict[str, list[MicroBatch]] = {}
-        for part in (part for part in self.micro_batches or [only] if part.weight):
-            parts.setdefault(part.loader, []).append(part)
-        return parts
-
     # ---- gradients -------------------------------------------------------------------------------------------------
 
     def set_clipped_norm(self, norm: torch.Tensor, is_global: bool) -> None:

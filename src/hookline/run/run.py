@@ -85,7 +85,6 @@ class Run(Steps):
         self.engine = engine or Engine(next(model.parameters()).device)
         self.config, self._output_dir, self.seed = config, output_dir, seed
         self.hook_data: dict[str, Any] = {}
-        self.schedulers: list[Any] = []
         self.optimizer_step = None
         self.progress, self.run_status = Progress(), RunStatus()
         self.agreement = self.make_agreement()

@@ -27,7 +27,7 @@ from hookline.run.epoch_stats import EpochStats
 from hookline.run.outputs import UNKNOWN, single_numbers
 from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
 from hookline.run.step_log import GRAD_NORM, LOSS, StepLog
-from hookline.run.window import Window, weighted_mean
+from hookline.run.window import Window
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import EventSlots
@@ -43,8 +43,6 @@ class Steps(RunControl):
     find_nan_by = 'trainer.add_hook("nan_forensics")'
     """What to do about a NaN; a command has its own words."""
     chain: UpdateChain
-    schedulers: list[Any]
-    """The learning-rate schedulers that the run steps; none if its loop does."""
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
     """The user's replacement for ``optimizer.step()``; `step_optimizer` calls it."""
 
@@ -173,18 +171,10 @@ class Steps(RunControl):
         self.event_args.optimizer_idx, self._ended_at = 0, self.progress.step
         if self._skipped:
             self.run_status.skipped_steps += 1
-        if self.engine.scaler is not None:
-            self.engine.update_scale()
-        for loader, parts in self.event_args.parts_by_loader().items() if self.has_loader_losses else ():
-            # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
-            name, loss = f"train/{loader}/loss", weighted_mean(parts)
-            self.step_log.add(name, self.accumulation.weigh(loss))
-            self.stats.set_latest(self.progress.step, name, loss)
-            for part in parts:
-                self.accumulation.add_loss_of(part, self.stats, name)
-        if self.schedulers:
-            self._note_lr()
-            self.step_schedulers_after(self._skipped)
+        self.engine.update_scale()
+        self.record_loader_losses()
+        self._note_lr()
+        self.step_schedulers_after(self._skipped)
         if clears:
             self.zero_grad()
 
@@ -234,13 +224,9 @@ class Steps(RunControl):
             if window.is_complete:
                 args.last_loss = args.loss_of_step()
         if self.knows_batches and (handler := self.hooks.slots.on_train_batch_end):
-            if window.is_complete:  # else the rate that the step will use may still change
-                self._note_lr()
-            named = self.hooks.dispatch_table.named_at("on_train_batch_end")
             handler(args)
-            if "metrics" in named:
-                for name, value in args.added_metrics().items():
-                    self.log(name, value)
+            for name, value in args.added_metrics().items():
+                self.log(name, value)
         args.live_output = args.live_target = UNKNOWN  # they need not live until the next batch
         if window.is_complete:
             self.end_step()
@@ -388,17 +374,15 @@ class Steps(RunControl):
     warn_above: float | None = 0.05
     """The share of the run's time above which a hook is reported as costly; None reports none."""
 
-    @property
-    def has_loader_losses(self) -> bool:
-        """Whether the losses of each of several loaders are recorded."""
-        return False
-
     optional_metrics: frozenset[str] = frozenset()
     """Metrics beside the loss of which a micro-batch may have no value, which is NaN then."""
 
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""
         return Window(self.engine)
+
+    def record_loader_losses(self) -> None:
+        """Record the loss of the step for each of several loaders."""
 
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""

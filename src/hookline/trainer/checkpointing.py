@@ -49,7 +49,9 @@ class CheckpointedRun(SavingRun, EpochRun):
     have to agree on is agreed on here, and never by the other thread.
     """
 
-    val_loaders: dict[str, Any]  # `Trainer` makes them.
+    # `Trainer` makes these.
+    val_loaders: dict[str, Any]
+    schedulers: list[Any]
     optimizer_settings: list[list[dict[str, Any]]]
     """What the groups of the optimizers were made with, by optimizer; a resumed run keeps what it is made with."""
 

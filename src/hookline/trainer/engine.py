@@ -66,7 +66,7 @@ class DeviceEngine(Engine):
 
     def update_scale(self) -> None:
         """Update the scale, once per step that had gradients."""
-        if self.scaler is not None and self._unscaled is not None:
+        if self._unscaled is not None:
             self.scaler.update()
             self._unscaled = None
 

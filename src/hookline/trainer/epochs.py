@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.errors import TrainingError
 from hookline.run.run import Run
+from hookline.run.window import MicroBatch, weighted_mean
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches
 from hookline.trainer.data.loaders import TrainLoaders, epoch_length, smallest, why_empty
 
@@ -135,7 +136,18 @@ class EpochRun(Run):
         """The training loaders whose losses are recorded separately; empty with a single loader."""
         return list(self.train_loaders) if len(self.train_loaders) > 1 else []
 
-    @property
-    def has_loader_losses(self) -> bool:
-        """Whether the losses of each of several loaders are recorded: not for steps by hand, which have no loader."""
-        return len(self.train_loaders) > 1 and self.reader is not None
+    def record_loader_losses(self) -> None:
+        """Record `train/<loader>/loss` for each of several loaders that had micro-batches in the step."""
+        if len(self.train_loaders) < 2 or self.reader is None:  # steps by hand have no loader
+            return
+        args, window = self.event_args, self.accumulation
+        only = MicroBatch(args.window_tensor(), 1.0, args.batch_idx, args.dataloader_name, args.step_metrics)
+        by_loader: dict[str, list[MicroBatch]] = {}
+        for part in (part for part in args.micro_batches or [only] if part.weight):
+            by_loader.setdefault(part.loader, []).append(part)
+        for loader, parts in by_loader.items():
+            name, loss = f"train/{loader}/loss", weighted_mean(parts)
+            self.step_log.add(name, window.weigh(loss))
+            self.stats.set_latest(self.progress.step, name, loss)
+            for part in parts:
+                window.add_loss_of(part, self.stats, name)

@@ -333,7 +333,7 @@ class Trainer(CheckpointedRun):
 
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the schedulers by steps, except those of optimizers that were skipped, and record the rate."""
-        if self.options.scheduler_interval == "step":
+        if self.schedulers and self.options.scheduler_interval == "step":
             self.step_log.add(LR, self.event_args.used_lr)
             self.step_schedulers([optimizer for optimizer in self.optimizers if optimizer not in skipped])
 
