@@ -43,8 +43,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     Raises:
         TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
     """
-    order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with order, trainer.validation() as metrics:
+    with trainer.validation() as metrics:
         metrics.update(_measure(trainer, loaders, limit, trainer.hooks.slots))
     return metrics
 
@@ -62,8 +61,8 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     if not readable:
         return None
     args, hooks = trainer.event_args, trainer.hooks
-    slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with trainer.other_batches("validation"), order, hooks.silenced():
+    slots = EventSlots()
+    with trainer.other_batches("validation"), hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             listeners = hooks.listeners(event, due=None)
             bound = [hook for hook in listeners if hook_attribute(hook.owner, "runs_in_sanity_check")]
@@ -83,7 +82,8 @@ def _measure(
     compute, reader = trainer.forward.compute_with(trainer.forward.eval_model), OutputReader()
     named = trainer.hooks.dispatch_table.named_at("on_validation_batch_end")
     reads = bool(trainer.validation_metrics) or not OUTPUT_AND_TARGET.isdisjoint(named)
-    with reader.attached(trainer.forward.eval_model) if reads else nullcontext():
+    order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
+    with order, reader.attached(trainer.forward.eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
             batches: Iterator[tuple[Any, bool]] = zip(islice(loader, limit), repeat(True), strict=False)

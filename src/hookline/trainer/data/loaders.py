@@ -138,6 +138,9 @@ class TrainLoaders(dict[str, Iterable[Any]]):
     Args:
         loaders: One loader, a list or a dict of loaders, or None.
         options: The options of the run.
+
+    Raises:
+        ConfigError: If there are weights, and they are not those of the loaders.
     """
 
     def __init__(self, loaders: Loaders, options: TrainerOptions) -> None:
@@ -150,7 +153,12 @@ class TrainLoaders(dict[str, Iterable[Any]]):
         # The state_dict of loaders that have one, as it was when they were last between two passes over their data.
         self.idle_states: dict[str, Any] = {}
         if self:
-            self._check_weights()
+            for name in self._weights:
+                if name not in self:
+                    raise ConfigError(f"trainer.loader_weights.{name}", f"no such loader; {nearest(name, self)}")
+            missing = [name for name in self if self._weights and name not in self._weights]
+            if missing:
+                raise ConfigError("trainer.loader_weights", f"no weight for {', '.join(map(repr, missing))}")
             self._set_limit(options)
 
     @property
@@ -178,15 +186,6 @@ class TrainLoaders(dict[str, Iterable[Any]]):
         if self.end == "shortest":  # up to the batch at which the first loader has none left
             return min(length * len(known) + index for index, length in enumerate(known))
         return max((length - 1) * len(known) + index + 1 for index, length in enumerate(known))
-
-    def _check_weights(self) -> None:
-        """Raise ConfigError unless the weights, if any, are those of the loaders."""
-        for name in self._weights:
-            if name not in self:
-                raise ConfigError(f"trainer.loader_weights.{name}", f"no such loader; {nearest(name, self)}")
-        missing = [name for name in self if self._weights and name not in self._weights]
-        if missing:
-            raise ConfigError("trainer.loader_weights", f"no weight for {', '.join(map(repr, missing))}")
 
     def _set_limit(self, options: TrainerOptions) -> None:
         tried, limit = options.fast_dev_run, options.limit_train_batches
