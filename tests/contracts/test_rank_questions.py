@@ -26,7 +26,7 @@ WORLD_SIZE = {
     "hosts/watch": "with several ranks a signal ends a process also while it waits for the others",
     "hooks/checkpoint": "nothing is saved after a failure of one rank",
     "hooks/throughput": "a share of the peak of all devices",
-    "run/control": "how many ranks have batches of their own",
+    "run/view": "how many ranks have batches of their own",
     "trainer/accelerate": "the launcher may have started processes without a process group",
     "trainer/checkpointing": "the ranks write one checkpoint together, and not after a failure",
     "trainer/data/epoch_batches": "a sampler gives each rank its share",

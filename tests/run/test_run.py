@@ -21,8 +21,8 @@ from hookline.core.catalog import CAPABILITIES, CATALOG
 from hookline.core.plugins import HOOKS
 from hookline.errors import RegistrationError, TrainingError
 from hookline.gradients.transforms import ClipNorm
-from hookline.run.control import RunView
 from hookline.run.run import Run
+from hookline.run.view import RunView
 from hookline.testing import EventRecorder
 from hookline.trainer.trainer import Trainer
 
