@@ -114,9 +114,11 @@ def is_plain(value: object) -> bool:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name flags and plain collections in a test's id by what they hold; pytest would write True or a number."""
+    """Name flags, dtypes, errors and plain collections in a test's id; pytest would write True or a number."""
     if isinstance(val, bool):
         return argname if val else f"not {argname}"
+    if isinstance(val, torch.dtype | BaseException):
+        return str(val).removeprefix("torch.") or type(val).__name__
     if not isinstance(val, dict | list | tuple) or not is_plain(val):
         return None
     parts = [f"{key}={value}" for key, value in val.items()] if isinstance(val, dict) else map(str, val)
