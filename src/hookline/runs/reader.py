@@ -6,12 +6,13 @@ later one began. Files are read in blocks. It needs no torch.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -100,7 +101,7 @@ class RunReader:
     def run(self) -> dict[str, Any]:
         """The fields of run.json. Raises `RecordError` if the directory is not a run, or has a newer format."""
         try:
-            run = parse_json(read_whole(self.path / RUN_FILE), parse_int=_parse_int)
+            run = parse_json(read_whole(self.path / RUN_FILE), partial(json.loads, parse_int=_parse_int))
         except (NotAPlainFile, TooLarge) as error:
             raise RecordError(explain(self.path / RUN_FILE, error, "read")) from error
         except (OSError, ValueError) as error:
