@@ -192,7 +192,6 @@ def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> N
         gc.enable()
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["file system without locks", "system without locks"])
 @pytest.mark.parametrize(
     ("change", "lives"),
     [
@@ -206,10 +205,10 @@ def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> N
     ids=["itself", "the id was reused", "gone", "another machine", "no id", "no process"],
 )
 def test_without_locks_the_file_decides(
-    known: bool, change: dict[str, Any], lives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], lives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Id and start time together identify the owner; a living one, or one of another host, keeps the lock."""
-    remove_locks(known, monkeypatch)
+    remove_locks(monkeypatch)
     record, file = open_record(tmp_path), tmp_path / "r" / ".lock"
     owner = {**json.loads(file.read_text()), **change}
     close_record(record)
@@ -225,19 +224,16 @@ def test_without_locks_the_file_decides(
 @pytest.mark.parametrize("text", ["{torn", "[]", ""])
 def test_a_damaged_lock_file_keeps_no_writer_out(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner died while it wrote the file."""
-    remove_locks(False, monkeypatch)
+    remove_locks(monkeypatch)
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / ".lock").write_text(text)
     close_record(open_record(tmp_path))
 
 
-def remove_locks(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a file system without locks, or a system that does not even know them."""
+def remove_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a file system without locks."""
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    if known:
-        monkeypatch.setattr("hookline.record.lock.fcntl.flock", refuse)
-    else:
-        monkeypatch.setattr("hookline.record.lock.fcntl", None)
+    monkeypatch.setattr("hookline.record.lock.fcntl.flock", refuse)

@@ -76,13 +76,6 @@ def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
                      "text": "ü: [", 1: "float32"}  # fmt: skip
 
 
-def test_the_config_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyYAML the config is written as JSON, which YAML readers read."""
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    record = start_record(tmp_path, config={"lr": 0.1})
-    assert json.loads((record.path / "config.yaml").read_text()) == {"lr": 0.1}
-
-
 def test_metrics_and_events(record: Record) -> None:
     """Metrics are written by a flush, events at once, and the close writes what is left."""
     record.log(1, 0, "loss", torch.tensor(2.0))

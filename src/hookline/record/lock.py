@@ -1,15 +1,16 @@
 """Allow one writer per run directory, with a lock that a dead owner does not keep.
 
-Where the system has `flock`, the lock belongs to the open directory and the open lock file: reading, copying or closing
-the file elsewhere in the process does not release it, nor does removing the file, and the system releases it when its
-owner dies. NFS locks files only. A forked child, such as a loader's worker, would hold the lock as well and may outlive
-its parent, so children close both at once. Where the system has no locks, the owner's process id and start time in the
-lock file tell whether it is still alive.
+The lock belongs to the open directory and the open lock file: reading, copying or closing the file elsewhere in the
+process does not release it, nor does removing the file, and the system releases it when its owner dies. NFS locks files
+only. A forked child, such as a loader's worker, would hold the lock as well and may outlive its parent, so children
+close both at once. Where a file system has no locks, the owner's process id and start time in the lock file tell
+whether it is still alive.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -18,11 +19,6 @@ from weakref import WeakSet
 
 from hookline._fs import describe_process, explain, is_process_alive, open_plain
 from hookline.errors import RecordError
-
-try:
-    import fcntl
-except ImportError:  # a system without locks
-    fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
 
@@ -47,8 +43,7 @@ class RunLock:
     def _acquire(self) -> None:
         """Lock the directory and the file in it; again if the file was removed in between."""
         while not self._fds:
-            if fcntl is not None:
-                self._fds.append(os.open(self._path.parent, os.O_RDONLY))
+            self._fds.append(os.open(self._path.parent, os.O_RDONLY))
             file = open_plain(self._path, os.O_RDWR | os.O_CREAT)
             self._fds.append(file)
             _lock(self._fds, self._path)
@@ -85,8 +80,7 @@ class RunLock:
             lock._close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=RunLock.close_in_child)
+os.register_at_fork(after_in_child=RunLock.close_in_child)
 
 
 def has_owner(directory: Path) -> bool:
@@ -117,7 +111,7 @@ def _read_owner(file: int) -> dict[str, Any]:
 def _lock(fds: list[int], path: Path) -> None:
     """Lock the open directory and the open file, the last one, or raise an error that names the owner."""
     locked, locked_elsewhere = False, False
-    for fd in fds if fcntl is not None else ():
+    for fd in fds:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True

@@ -359,10 +359,10 @@ class RankStorage(Storage):
 
 
 def _as_yaml(config: Any) -> str:
-    """Return readable YAML; without PyYAML, for what it cannot express, and beyond `MAX_YAML`, JSON, which is YAML."""
-    try:
-        import yaml
+    """Return readable YAML; for what it cannot express, and beyond `MAX_YAML`, JSON, which is YAML."""
+    import yaml  # late: a record in memory writes no config
 
+    try:
         text = str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         if len(text.encode("utf-8")) <= MAX_YAML:
             return text

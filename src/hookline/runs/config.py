@@ -16,16 +16,13 @@ from hookline.record.json_lines import as_mapping
 def read_config(content: bytes, path: Path) -> Any:
     """Return what a config.yaml contains. Raises `RecordError`, which names the path, if it cannot be read."""
     try:
-        return json.loads(content)  # what the record writes where PyYAML is missing; YAML would read 1e-05 as text
+        return json.loads(content)  # what the record writes for long configs; YAML would read 1e-05 as text
     except (ValueError, RecursionError):
         pass
     if len(content) > MAX_YAML:  # the record writes JSON beyond
         limit = f"it has {len(content):,} bytes of YAML, and {MAX_YAML:,} is the limit"
         raise RecordError(f"cannot read {path}: {limit}; write it as JSON, which is read faster")
-    try:
-        import yaml
-    except ImportError as error:
-        raise RecordError(f"cannot read {path} without PyYAML; pip install pyyaml") from error
+    import yaml  # late: most records are read without their config
 
     class Loader(yaml.SafeLoader):
         """Refuses aliases, which no record has: a few lines with them stand for more values than fit into memory."""
