@@ -10,12 +10,13 @@ import base64
 import json
 import math
 import struct
-from collections import Counter, namedtuple
+from collections import ChainMap, Counter, namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy
 import torch
 
 from hookline._fs import Part
@@ -24,6 +25,7 @@ from hookline._tensors import is_sharded
 from hookline.checkpoints.errors import inside
 from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, local_part
 from hookline.errors import CheckpointError, with_article
+from hookline.record.strict_json import free_name
 
 TAG = "!"
 
@@ -248,9 +250,7 @@ class Encoder:
         ``a.b`` and ``b`` inside ``a`` collide, so one gets a number.
         """
         name = ".".join(path).encode("utf-8", "backslashreplace").decode("utf-8") or "tensor"
-        unique, count = name, 2
-        while unique in self.tensors or unique in self.shards or unique == _RESERVED_NAME:
-            unique, count = f"{name}#{count}", count + 1
+        unique = free_name(name, ChainMap(self.tensors, self.shards, {_RESERVED_NAME: None}))
         self.tensors[unique] = tensor
         return unique
 
@@ -355,10 +355,6 @@ class _Decoder:
 
 def _array(data: bytes, dtype: str, shape: list[int]) -> Any:
     """Make a writable array of these bytes."""
-    try:
-        import numpy
-    except ImportError as error:
-        raise CheckpointError("this state holds NumPy values; install numpy to load it") from error
     kind, size = numpy.dtype(dtype), math.prod(shape)
     fits = size * kind.itemsize == len(data) if kind.itemsize else size <= 1
     if kind.hasobject or not fits:  # checked before memory is allocated, because a file may claim any shape
