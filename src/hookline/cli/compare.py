@@ -31,16 +31,7 @@ from hookline.cli.formatting import (
 from hookline.errors import HooklineError
 from hookline.runs.compare import Difference, Divergence, find_differences, find_divergence, likely_causes, value_text
 from hookline.runs.find import RunFiles, run_labels
-from hookline.runs.ranking import (
-    LOSSES,
-    Ranking,
-    Row,
-    Value,
-    best_point,
-    change_text,
-    describe_ranking,
-    rank_runs,
-)
+from hookline.runs.ranking import LOSSES, Ranking, Row, Value, best_point, change_text, describe_ranking, rank_runs
 from hookline.runs.summary import RunSummary
 
 _MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # what a person reads; --json has all

@@ -18,16 +18,7 @@ from hookline._text import duration_text
 from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import recorded_resume_command, report_command
-from hookline.cli.formatting import (
-    bounded,
-    heading,
-    labeled,
-    open_console,
-    paragraph,
-    point_text,
-    print_json,
-    table,
-)
+from hookline.cli.formatting import bounded, heading, labeled, open_console, paragraph, point_text, print_json, table
 from hookline.config.recorded import is_whole
 from hookline.errors import RecordError
 from hookline.report import REPORT

@@ -38,14 +38,7 @@ from hookline.runs.verdict import Alert, judge
 Array = NDArray[Any]
 
 STYLES = ("uPlot.min.css", "report.css")
-SCRIPTS = (
-    "format.js",
-    "data.js",
-    "plots.js",
-    "layers.js",
-    "compare.js",
-    "page.js",
-)  # each imports only from those before it
+SCRIPTS = ("format.js", "data.js", "plots.js", "layers.js", "compare.js", "page.js")  # in the order of their imports
 LIBRARY = "uPlot.iife.min.js"
 
 # A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Further runs of a comparison get

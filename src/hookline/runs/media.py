@@ -12,11 +12,7 @@ from typing import Any
 from hookline._fs import refuse_link
 from hookline.errors import RecordError
 from hookline.record.format import MAX_IMAGE_SIDE, MEDIA_FILE, NON_FINITE, Image, MediaRow, Table, size_of_png
-from hookline.record.json_lines import (
-    as_number,
-    read_bytes,
-    warn_at_caller,
-)
+from hookline.record.json_lines import as_number, read_bytes, warn_at_caller
 from hookline.runs.named import find_files
 
 _FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
