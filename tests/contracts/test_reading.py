@@ -17,7 +17,7 @@ from recorded_runs import make
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookline import load_run
-from hookline.cli import main
+from hookline.cli import COMMANDS, main, module_of
 
 TEXTS = Path(__file__).resolve().parents[1] / "golden_reading" / "texts"
 MAKERS = reading.texts()
@@ -91,18 +91,26 @@ def note_open(event: str, arguments: Any) -> None:
 sys.addaudithook(note_open)  # for good: hooks of this kind cannot be removed
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["show", "rich"], ["show", "killed"], ["show", "resumed", "--json"], ["compare", "rich", "other"],
-        ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
-        ["export", "resumed"], ["export", "rich"], ["plot", "rich", "other"], ["label", "rich"], ["runs"],
-        ["tail", "rich"], ["checkpoints", "resumed"], ["verify-checkpoint", "resumed", "last"],
-        ["show", "latest"], ["compare", "diverging", "two ranks"], ["plot", "aaaaaaab", "latest"], ["export", "latest"],
-        ["report", "two ranks"], ["tail", "latest"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
+READING = [
+    ["show", "rich"], ["show", "killed"], ["show", "resumed", "--json"], ["compare", "rich", "other"],
+    ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
+    ["export", "resumed"], ["export", "rich"], ["plot", "rich", "other"], ["label", "rich"], ["runs"],
+    ["tail", "rich"], ["checkpoints", "resumed"], ["verify-checkpoint", "resumed", "last"],
+    ["show", "latest"], ["compare", "diverging", "two ranks"], ["plot", "aaaaaaab", "latest"], ["export", "latest"],
+    ["report", "two ranks"], ["tail", "latest"],
+]  # fmt: skip
+LOADING = {"resume", "evaluate", "predict", "replay"}
+"""Commands that load a checkpoint: they verify its bytes before they read them."""
+
+
+def test_every_command_that_reads_a_run_is_tried() -> None:
+    of_runs = {
+        name for name in COMMANDS if {"run", "runs", "path", "directory", "crash"} & module_of(name).ARGUMENTS.keys()
+    }
+    assert {words[0] for words in READING} | LOADING == of_runs
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
 def test_no_command_opens_a_file_of_a_run_twice(words: list[str]) -> None:
     global opened
     paths = [f"runs/{reading.NAMES[word]}" if word in reading.NAMES else word for word in words]
