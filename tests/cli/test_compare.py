@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import warnings
 from pathlib import Path
@@ -153,26 +152,6 @@ def test_a_missing_config_is_said_once_and_the_rest_is_compared(capsys: pytest.C
     assert "diverge at step 1 (the first step): train/loss is" in shown
     assert "likely  seed: 1 and 2" in shown
     assert any("config.yaml" in line and line.endswith("(not there)") for line in shown.splitlines())
-
-
-def test_the_first_run_is_read_once_however_many_are_compared(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [train(steps=5) for _ in range(4)]
-    opened: list[str] = []
-    system_open = os.open
-
-    def open_and_count(path: Any, *arguments: Any, **options: Any) -> int:
-        opened.append(str(path))
-        return system_open(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", open_and_count)
-    counts = []
-    for count in (2, 4):
-        opened.clear()
-        compare(capsys, *runs[:count])
-        counts.append(sum(path.endswith(f"{runs[0].name}/metrics.jsonl") for path in opened))
-    assert counts[0] == counts[1] > 0
 
 
 def test_the_best_value_is_shown_where_a_direction_is_known(capsys: pytest.CaptureFixture[str]) -> None:

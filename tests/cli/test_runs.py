@@ -194,13 +194,6 @@ def test_line_breaks_in_a_label_are_spaces(capsys: Captured) -> None:
     assert "a b" in row and "c d" in row
 
 
-def test_listing_needs_no_torch() -> None:
-    """The command reads the small files itself and does not wait for torch to be imported."""
-    write_run("one")
-    code = "import sys\nfrom hookline.cli import main\nmain(['runs'])\nassert 'torch' not in sys.modules"
-    assert "one" in python("-c", code, check=True).stdout
-
-
 def test_before_the_first_run(capsys: Captured) -> None:
     """That there is no runs/ yet is not an error; that another directory does not exist is."""
     assert output_of(capsys, ["runs"]) == "no runs yet in runs/\n"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import make_batches, make_trainer
-from commands import error_of, json_of, output_of, python
+from commands import error_of, json_of, output_of
 from records import close_record, start_record
 
 import hookline
@@ -166,18 +164,6 @@ def test_labels_and_reasons_of_any_length_are_cut(capsys: pytest.CaptureFixture[
         assert len(output_of(capsys, [*map(str, command)])) < 30_000
 
 
-def test_who_stopped_a_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    class Stopper(hookline.TrainingHook):
-        name = "stopper"
-
-        def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
-            if step == 7:
-                trainer.request_stop("seen enough", by="stopper")
-
-    shown = show(capsys, train(Stopper()))
-    assert "outcome    stopped by stopper (seen enough), 7 steps" in shown
-
-
 @pytest.mark.hooks_fail(raises=ValueError)
 def test_alerts_come_with_their_steps(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(hookline.TrainingHook):
@@ -190,17 +176,6 @@ def test_alerts_come_with_their_steps(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown.startswith("look at this\n") and "    step 3     broken: the hook was disabled after" in shown
     assert "no good" in shown
     assert "disabled: broken" in shown
-
-
-def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    path = train()
-    shown = json_of(capsys, "show", path)
-    assert shown["run_id"] == path.name
-    assert shown["outcome"] == "completed"
-    assert shown["metrics"]["train/loss"]["points"] == 30
-    assert shown["metrics"]["train/loss"]["last"]["step"] == 30
-    assert shown["alerts"] == []
-    assert shown["checkpoints"] == {"last": None, "best": None}
 
 
 def test_a_run_before_its_first_step_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,23 +264,3 @@ def test_a_checkpoint_whose_name_is_too_long_is_not_there(capsys: pytest.Capture
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"time": 1, "kind": "checkpoint_saved", "step": 1, "path": "a" * 5000}) + "\n")
     assert "checkpoints  none" in show(capsys, path)
-
-
-def test_torch_is_not_imported() -> None:
-    """A command that takes a second longer to start is not used."""
-    path = train(steps=2)
-    code = (
-        "import sys; from hookline.cli import main; status = main(['show', sys.argv[1]]); "
-        "assert status == 0 and 'torch' not in sys.modules"
-    )
-    python("-c", code, path, check=True)
-
-
-def test_a_killed_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(steps=3)
-    run = json.loads((path / "run.json").read_text())
-    del run["attempts"][-1]["closed"]
-    (path / "run.json").write_text(json.dumps({**run, "outcome": None}))
-    now = time.time()
-    os.utime(path / "metrics.jsonl", (now, now))
-    assert "outcome    killed" in show(capsys, path)

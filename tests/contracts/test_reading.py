@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import reading
+from commands import python
 from recorded_runs import make
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -96,8 +97,8 @@ READING = [
     ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
     ["export", "resumed"], ["export", "rich"], ["plot", "rich", "other"], ["label", "rich"], ["runs"],
     ["tail", "rich"], ["checkpoints", "resumed"], ["verify-checkpoint", "resumed", "last"],
-    ["show", "latest"], ["compare", "diverging", "two ranks"], ["plot", "aaaaaaab", "latest"], ["export", "latest"],
-    ["report", "two ranks"], ["tail", "latest"],
+    ["show", "latest"], ["compare", "diverging", "two ranks", "rich"], ["plot", "aaaaaaab", "latest"],
+    ["export", "latest"], ["report", "two ranks"], ["tail", "latest"],
 ]  # fmt: skip
 LOADING = {"resume", "evaluate", "predict", "replay"}
 """Commands that load a checkpoint: they verify its bytes before they read them."""
@@ -110,16 +111,31 @@ def test_every_command_that_reads_a_run_is_tried() -> None:
     assert {words[0] for words in READING} | LOADING == of_runs
 
 
+def arguments_of(words: list[str]) -> list[str]:
+    """Return a command line that has the runs by their names here."""
+    command, *given = (f"runs/{reading.NAMES[word]}" if word in reading.NAMES else word for word in words)
+    given = ["/".join(given)] if command == "verify-checkpoint" else given
+    return [command, *given, *{"export": ["--to", "csv"], "report": ["--output", "page.html"]}.get(command, [])]
+
+
+def test_reading_a_run_needs_no_torch() -> None:
+    """A command that takes a second longer to start is not used; verifying a checkpoint takes longer than that."""
+    lines = [arguments_of(words) for words in READING if words[0] not in ("checkpoints", "verify-checkpoint")]
+    lines = [[*line, "--output", str(place)] if line[0] == "export" else line for place, line in enumerate(lines)]
+    code = (
+        "import json, sys; from hookline.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    assert main(words) == 0 and 'torch' not in sys.modules, words\n"
+    )
+    python("-c", code, json.dumps(lines), check=True)
+
+
 @pytest.mark.parametrize("words", READING, ids=" ".join)
 def test_no_command_opens_a_file_of_a_run_twice(words: list[str]) -> None:
     global opened
-    paths = [f"runs/{reading.NAMES[word]}" if word in reading.NAMES else word for word in words]
-    if words[0] == "verify-checkpoint":
-        paths = [words[0], "/".join(paths[1:])]
-    more = {"export": ["--to", "csv"], "report": ["--output", "page.html"]}.get(words[0], [])
     opened = []
     try:
-        assert main([*paths, *more]) == 0
+        assert main(arguments_of(words)) == 0
     finally:
         files, opened = opened, None
     inside = [str(Path(path).resolve()) for path in files if "/runs/2026" in str(Path(path).resolve())]

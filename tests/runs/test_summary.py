@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import tracemalloc
 import warnings
@@ -484,17 +483,6 @@ def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path: Path, missin
     (path / missing).unlink()
     with pytest.raises(RecordError, match=missing):
         RunSummary.read(path)
-
-
-def test_reading_a_summary_does_not_import_torch(record: Record) -> None:
-    """Commands that only read a record start in a tenth of the time."""
-    record.log_table(1, 0, "predictions", ["step"], [[1]])
-    code = (
-        "import sys, hookline.runs.alerts; from hookline.runs.summary import RunSummary;"
-        "assert [*RunSummary.read(sys.argv[1], media=True).newest_media()];"
-        "assert 'torch' not in sys.modules, 'torch was imported'"
-    )
-    subprocess.run([sys.executable, "-c", code, str(close_record(record))], check=True)
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------------------
