@@ -15,7 +15,7 @@ export const axis = { name: "step", label: "step" };
 
 class Run {
   constructor(data, index) {
-    const clock = data.clock ?? {}, read64 = (place) => new Float64Array(buffers[place] ?? 0);
+    const { clock } = data, read64 = (place) => new Float64Array(buffers[place]);
     this.clock = { steps: read64(clock.steps), seconds: read64(clock.seconds), tokens: clock.tokens_per_step };
     Object.assign(this, { data, index, run: data.run, labels: data.labels, id: data.run_id, name: data.name });
     const read = (Type, tables) => new Map(Object.entries(tables).map(([name, table]) => [name, new Type(this, name, table)]));
@@ -46,6 +46,12 @@ class Timed {
   get at() {
     if (this.atAxis !== axis.name) [this.atAxis, this.placed] = [axis.name, this.steps.map((step) => this.run.at(step))];
     return this.placed;
+  }
+  /** Return what was measured at those of the steps whose place in the table passes a test: several hooks may measure layers
+   * of one series at other steps. */
+  where(isMeasured) {
+    const places = [...this.steps.keys()].filter(isMeasured);
+    return new Timed(this.run, places.map((place) => this.steps[place]), places);
   }
 }
 
@@ -98,14 +104,13 @@ class Layers extends Timed {
     return this.numbers.get(key) ? NaN : undefined;
   }
 
-  /** Return the steps at which a layer was measured: other hooks may measure other layers of the series more often. */
+  /** Return the steps at which a layer was measured: one object if these are all, so that heat maps share their spans. */
   measured(row, column) {
     const key = row * this.columns.length + column;
     if (!this.measuredAt.has(key)) {
-      const places = [...this.steps.keys()].filter((place) => this.cell(place, row, column) !== undefined);
-      this.everywhere ??= new Timed(this.run, [...this.steps], [...this.steps.keys()]);
-      const isAll = places.length === this.steps.length;
-      this.measuredAt.set(key, isAll ? this.everywhere : new Timed(this.run, places.map((place) => this.steps[place]), places));
+      const some = this.where((place) => this.cell(place, row, column) !== undefined);
+      this.everywhere ??= this.where(() => true);
+      this.measuredAt.set(key, some.steps.length === this.steps.length ? this.everywhere : some);
     }
     return this.measuredAt.get(key);
   }
@@ -124,11 +129,9 @@ class Histograms extends Timed {
   start(step, row) { return (step * this.names.length + row) * this.bins; }
   count(step, row, bin) { return this.counts[this.start(step, row) + bin]; }
 
-  /** Return the steps at which a layer has a histogram: several hooks may measure layers at other steps. */
+  /** Return the steps at which a layer has a histogram. */
   measured(row) {
-    const countsOf = (step) => this.counts.subarray(this.start(step, row), this.start(step, row + 1));
-    const places = [...this.steps.keys()].filter((step) => countsOf(step).some(Boolean));
-    return new Timed(this.run, places.map((place) => this.steps[place]), places);
+    return this.where((step) => this.counts.subarray(this.start(step, row), this.start(step, row + 1)).some(Boolean));
   }
 
   /** Return the end of a bin that is nearer to 0, with what lies below the window named as such. */

@@ -120,14 +120,14 @@ function alerts() {
 
 /** Return what an alert tells at once: of a story the first part of each kind, of which others say the same elsewhere. */
 function toldBy(alert) {
-  const parts = alert.parts?.length ? alert.parts : [alert];
+  const parts = alert.parts.length ? alert.parts : [alert];
   return parts.filter(({ kind }, place) => parts.findIndex((part) => part.kind === kind) === place).slice(0, MAX_TOLD);
 }
 
 /** List how the story of an alert goes on, and fold what it does not tell at once. */
 function story(alert, told) {
   const line = ({ step, text }) => el("li", {}, isThere(step) ? el("span", { class: "where" }, `step ${number(step)} `) : null, named("span", text, 300));
-  const shown = new Set(told), rest = (alert.parts ?? []).slice(1).filter((part) => !shown.has(part));
+  const shown = new Set(told), rest = alert.parts.slice(1).filter((part) => !shown.has(part));
   const folded = rest.length ? el("details", { class: "fields" }, el("summary", {}, `${number(rest.length)} more`), el("ul", {}, ...rest.map(line))) : null;
   return [told.length ? el("ul", { class: "story" }, ...told.map(line)) : null, folded].filter(Boolean);
 }
@@ -388,10 +388,9 @@ function anatomy(run) {
   const { step: ofStep, hooks: ofHooks, ...ofParts } = run.data.step_seconds, step = toNumber(ofStep);
   if (!step) return null;
   const parts = Object.entries(ofParts).map(([name, seconds]) => [words(name), toNumber(seconds)]);
-  const has = (wanted) => parts.some(([name]) => name === wanted), { costs } = run.run, { steps } = run.data.attempt;
-  // Hooks run between the other parts and inside of them, so that their time is not one more part. The costs of hooks are
-  // those of the last attempt.
-  const inHooks = toNumber(ofHooks) ?? (costs.length && steps > 0 ? sum(costs.map(secondsOf)) / steps : null);
+  const has = (wanted) => parts.some(([name]) => name === wanted);
+  // Hooks run between the other parts and inside of them, so that their time is not one more part.
+  const inHooks = toNumber(ofHooks);
   const rest = Math.max(step - sum(parts.map(([, value]) => value)), 0);
   if (rest > step * 0.001) parts.push([has("forward backward") ? "other" : "model and optimizer", rest]);
   const total = sum(parts.map(([, value]) => value));

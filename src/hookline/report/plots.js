@@ -432,7 +432,7 @@ export class CurvePlot extends Plot {
     ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = isRight ? "right" : "left";
     const room = clamp(Math.floor((isRight ? x - left : left + width - x) / (7 * ratio)), 8, 70), y = top + (42 + 18 * run.index) * ratio; // below the step of the cursor
-    const text = short((worst.parts?.[0] ?? worst).text, room), wide = ctx.measureText(text).width;
+    const text = short((worst.parts[0] ?? worst).text, room), wide = ctx.measureText(text).width;
     ctx.fillStyle = pale(color("card"), 0.85);
     ctx.fillRect(x + (isRight ? -10 * ratio - wide : 2 * ratio), y - 13 * ratio, wide + 8 * ratio, 17 * ratio);
     ctx.fillStyle = ctx.strokeStyle;

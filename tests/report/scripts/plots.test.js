@@ -4,7 +4,8 @@ import { test } from "node:test";
 import { base64, importScript, setPage } from "./stubs.js";
 
 const curve = { steps: 0, mean: 1, lowest: 1, highest: 1, last: [100, 1], least: [1, 1], greatest: [1, 1], non_finite: null };
-const run = { curves: { loss: curve }, layers: {}, histograms: {}, events: [], alerts: [] };
+const clock = { steps: 0, seconds: 0, tokens_per_step: null };
+const run = { clock, curves: { loss: curve }, layers: {}, histograms: {}, events: [], alerts: [] };
 setPage({ arrays: [base64(new Float64Array([0, 100])), base64(new Float32Array([1, 1]))], runs: [run] });
 const { logRange, logSplits, pale, placeMarks, roundUp, smooth, usable, usualRange, view, yRange } = await importScript("plots.js");
 
