@@ -339,14 +339,12 @@ def _distinct(values: Sequence[float]) -> list[str]:
     return [short_number(value, digits) for value in values]
 
 
-def change_text(change: float | None) -> str:
+def change_text(change: float) -> str:
     r"""Return a change as a percentage with its sign.
 
-    >>> [change_text(change) for change in (-0.0191, 0.25, 12.5, 1e-6, 0.0, None)]
-    ['\N{MINUS SIGN}1.9 %', '+25 %', '+1,250 %', '+<0.01 %', '=', '']
+    >>> [change_text(change) for change in (-0.0191, 0.25, 12.5, 1e-6, 0.0)]
+    ['\N{MINUS SIGN}1.9 %', '+25 %', '+1,250 %', '+<0.01 %', '=']
     """
-    if change is None:
-        return ""
     if not change:
         return "="
     percent = abs(change) * 100
