@@ -27,6 +27,7 @@ from hookline.runs.summary import RunSummary
         (b'{"a":1}\n{"a":2}', [{"a": 1}, {"a": 2}], False),
         (b'{"a":1}\n{"b"\n{"a":2}\n', [{"a": 1}, {"a": 2}], True),
         (b'{"a":1}\n\n', [{"a": 1}], False),
+        (b'{"a":"\\ud800"}\n{"a":2}\n', [{"a": "\ud800"}, {"a": 2}], False),  # half a character, of a foreign record
         (b'{"a":1}\n\x00\x00\x00', [{"a": 1}], True),
         (b'{"a":1}\n\xff\xfe\n5\n', [{"a": 1}], True),
     ],
