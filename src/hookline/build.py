@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._device import find_device
 from hookline._parameters import parameters_of
 from hookline.checkpoints.find import checkpoints_of, find_checkpoint, run_directory
-from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, read_manifest
+from hookline.checkpoints.store import SavedCheckpoint, checkpoints_in
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.config.load import load_config
@@ -350,7 +350,7 @@ def load_trainer(
     allow: Iterable[str] = (),
     device: Any = None,
     data: Mapping[str, Any] | None = None,
-) -> tuple[Trainer, Path]:
+) -> tuple[Trainer, SavedCheckpoint]:
     """Make a trainer from the config that a run has recorded, with the weights of a checkpoint; return both.
 
     `Trainer.load` describes it. `data` is a section `data` to use instead of the recorded one.
@@ -376,7 +376,7 @@ def load_trainer(
         if not settings.get("trainable_only"):  # otherwise the frozen weights may come from there
             settings["init_from"] = None
 
-    call = f"trainer.load_checkpoint({str(saved)!r})"
+    call = f"trainer.load_checkpoint({str(saved.path)!r})"
     config = read_recorded(directory, overrides, call=call, data=data, change=change)
     former = load_config(directory / CONFIG_FILE)[0]["data"]
     with preserve_rng():
@@ -386,7 +386,7 @@ def load_trainer(
             if not entry.intervenes:
                 trainer.hooks.remove(entry.name)
         trainer.load_weights(saved)
-        states = SavedCheckpoint(saved, verify=False).section("hooks")
+        states = saved.section("hooks")
     for name, state in states.items():
         if isinstance(state, dict) and {*state} == {"updates", "average"} and name not in disabled:
             average = EMAHook(buffers=True)
@@ -396,7 +396,7 @@ def load_trainer(
     return trainer, saved
 
 
-def choose_checkpoint(run: Path, which: str | int | Path | None) -> Path:
+def choose_checkpoint(run: Path, which: str | int | Path | None) -> SavedCheckpoint:
     """Return a checkpoint of a run: "best", "last", a step, a name or a path; None for the best or else the last.
 
     Raises:
@@ -407,8 +407,8 @@ def choose_checkpoint(run: Path, which: str | int | Path | None) -> Path:
         return find_checkpoint(find_run(run / (BEST if is_ranked else LAST)))[0]
     text = str(which)
     if text.isdecimal():
-        saved = list_checkpoints(checkpoints_of(run))
-        steps = {read_manifest(path)["meta"].get("step"): path for path in reversed(saved)}
+        saved = checkpoints_in(checkpoints_of(run))
+        steps = {checkpoint.manifest["meta"].get("step"): checkpoint for checkpoint in reversed(saved)}
         if int(text) not in steps:
             listed = ", ".join(map(str, sorted(steps))) or "none"
             raise CheckpointError(f"{run} has no checkpoint of step {text}; it has {listed}")

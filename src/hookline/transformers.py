@@ -187,7 +187,7 @@ class Hooks(HostedHooks, TrainerCallback):
         places = [Path(given)] if isinstance(given, str) else []
         for place in [*places, Path(args.output_dir) / f"checkpoint-{step}"]:
             if (place / FOLDER).is_dir():
-                saved = SavedCheckpoint(place / FOLDER)
+                saved = SavedCheckpoint(place / FOLDER).verified()
                 return {name: saved.section(name) for name in saved.names}
         return {}
 

@@ -101,8 +101,8 @@ def test_every_call_may_fail(error: int | None, tmp_path: Path, monkeypatch: pyt
         newest, passed_over = newest_good(directory)
         assert newest is not None and passed_over == []
         renamed = fail_at >= count - 4  # the name is there, only its durability was not confirmed
-        assert newest.name == ("step-00000002" if renamed else "step-00000001")
-        assert read_checkpoint(newest)[0]["model"]["w"][0] == (2 if renamed else 1)
+        assert newest.path.name == ("step-00000002" if renamed else "step-00000001")
+        assert read_checkpoint(newest.path)[0]["model"]["w"][0] == (2 if renamed else 1)
         assert verify_checkpoint(old) == []
         assert error is None or not [entry for entry in directory.iterdir() if entry.name.startswith(".")]
 

@@ -53,7 +53,8 @@ def test_a_crash_while_deleting_leaves_it_whole_or_a_leftover(moment: str) -> No
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     assert all(verify_checkpoint(path) == [] for path in list_checkpoints(directory))
-    assert newest_good(directory) == (directory / "step-3", [])
+    newest, problems = newest_good(directory)
+    assert newest is not None and newest.path == directory / "step-3" and problems == []
     write(4)
     left = ["step-1", "step-2", "step-3", "step-4"] if moment == "rename" else ["step-2", "step-3", "step-4"]
     assert names(directory) == left

@@ -160,7 +160,8 @@ def test_a_killed_process_leaves_a_temporary_that_the_next_save_removes(tmp_path
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=False)
     assert done.returncode == -signal.SIGKILL
     assert len([name for name in names(tmp_path) if name.startswith(".tmp-step-2-")]) == 1
-    assert newest_good(tmp_path) == (tmp_path / "step-00000001", [])
+    newest, problems = newest_good(tmp_path)
+    assert newest is not None and newest.path == tmp_path / "step-00000001" and problems == []
     save(tmp_path, 3)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
@@ -259,8 +260,8 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
         save(tmp_path, step)
     (tmp_path / "step-00000004" / "manifest.json").write_text("{")
     (tmp_path / "step-00000003" / "model.safetensors").unlink()
-    path, problems = newest_good(tmp_path)
-    assert path == tmp_path / "step-00000002"
+    newest, problems = newest_good(tmp_path)
+    assert newest is not None and newest.path == tmp_path / "step-00000002"
     assert len(problems) == 2
     assert "step-00000004: manifest.json: is not JSON" in problems[0]
     assert "step-00000003: model.safetensors: is missing" in problems[1]

@@ -1,4 +1,4 @@
-"""`hookline compare`: differences, curves over each other, and the first step at which runs part."""
+"""`hookline compare`: differences, curves over each other, and the first step at which runs diverge."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from builders import make_trainer
 from commands import Captured, error_of, json_of, line_of_error, output_of
+from opened_files import opened_files
 
 from hookline import Trainer, read_metrics, register_data, register_model
 from hookline.cli import main
@@ -79,6 +80,16 @@ def test_the_metrics_are_those_of_the_run(run: Path, capsys: Captured) -> None:
     lines = output_of(capsys, ["evaluate", "small", "--device", "cpu"]).splitlines()
     assert lines[0] == f"step-00000002  of runs/{run.name}"
     assert lines[1].split() == ["val/loss", f"{validated(run, 2)['val/loss']:.6g}"]
+
+
+@pytest.mark.parametrize("checkpoint", ["small/best", "small/last", "small/step-00000004"])
+def test_a_checkpoint_is_verified_once(checkpoint: str, run: Path) -> None:
+    """Reading every byte takes minutes for a large model."""
+    with opened_files() as files:
+        assert main(["evaluate", checkpoint, "--device", "cpu"]) == 0
+    saved = [path for path in files if path.parent.parent == (run / "checkpoints").resolve()]
+    assert any(path.name == "model.safetensors" for path in saved)
+    assert len(saved) == len(set(saved))
 
 
 def test_what_a_checkpoint_may_be(run: Path, capsys: Captured) -> None:

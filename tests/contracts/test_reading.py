@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import reading
 from commands import python
+from opened_files import opened_files
 from recorded_runs import make
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -81,17 +82,6 @@ def test_a_tracker_that_lost_something_is_an_alert(kind: str, tmp_path: Path, ca
     assert kind in [alert["kind"] for alert in json.loads(capsys.readouterr().out)["alerts"]]
 
 
-opened: list[str] | None = None
-
-
-def note_open(event: str, arguments: Any) -> None:
-    if event == "open" and opened is not None and isinstance(arguments[0], str):
-        opened.append(arguments[0])
-
-
-sys.addaudithook(note_open)  # for good: hooks of this kind cannot be removed
-
-
 READING = [
     ["show", "rich"], ["show", "killed"], ["show", "resumed", "--json"], ["compare", "rich", "other"],
     ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
@@ -101,7 +91,7 @@ READING = [
     ["export", "latest"], ["report", "two ranks"], ["tail", "latest"],
 ]  # fmt: skip
 LOADING = {"resume", "evaluate", "predict", "replay"}
-"""Commands that load a checkpoint: they verify its bytes before they read them."""
+"""Commands that load a checkpoint: their tests are in tests/cli."""
 
 
 def test_every_command_that_reads_a_run_is_tried() -> None:
@@ -132,13 +122,9 @@ def test_reading_a_run_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("words", READING, ids=" ".join)
 def test_no_command_opens_a_file_of_a_run_twice(words: list[str]) -> None:
-    global opened
-    opened = []
-    try:
+    with opened_files() as files:
         assert main(arguments_of(words)) == 0
-    finally:
-        files, opened = opened, None
-    inside = [str(Path(path).resolve()) for path in files if "/runs/2026" in str(Path(path).resolve())]
-    repeated = {Path(path).relative_to(Path.cwd()) for path in inside if inside.count(path) > 1}
+    inside = [path for path in files if "/runs/2026" in str(path)]
+    repeated = {path.relative_to(Path.cwd()) for path in inside if inside.count(path) > 1}
     assert not repeated
     assert inside

@@ -8,16 +8,16 @@ from typing import Any
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
-from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
+from hookline.checkpoints.store import SavedCheckpoint, is_checkpoint, list_checkpoints, newest_good
 from hookline.errors import CheckpointError
 from hookline.record.format import EVENTS_FILE, RUN_FILE
 from hookline.record.json_lines import read_jsonl
 
 
-def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
+def find_checkpoint(path: Path) -> tuple[SavedCheckpoint, list[str]]:
     """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
     if os.path.lexists(path / "manifest.json"):
-        return path, []
+        return SavedCheckpoint(path), []
     directory = checkpoints_of(path)
     newest, problems = newest_good(directory)
     problems = [*_missing(directory, newest), *problems]
@@ -38,9 +38,7 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
 def find_whole(path: Path) -> tuple[str, list[str]]:
     """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
     checkpoint, problems = find_checkpoint(path)
-    if checkpoint == path:
-        SavedCheckpoint(checkpoint)  # verifies it; any other one was verified when it was chosen
-    return str(checkpoint), problems
+    return str(checkpoint.verified().path), problems
 
 
 def has_no_checkpoint_yet(path: Path) -> bool:
@@ -50,7 +48,7 @@ def has_no_checkpoint_yet(path: Path) -> bool:
     return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
 
 
-def _missing(directory: Path, newest: Path | None) -> list[str]:
+def _missing(directory: Path, newest: SavedCheckpoint | None) -> list[str]:
     """Return a sentence about the newest checkpoint that the record names, if it is newer than `newest` and gone.
 
     Retention never deletes the newest one, so another program did.
@@ -59,8 +57,8 @@ def _missing(directory: Path, newest: Path | None) -> list[str]:
     if recorded is None:
         return []
     step, path = recorded
-    at = -1 if newest is None else read_manifest(newest)["meta"].get("step")
-    if path in list_checkpoints(directory) or not isinstance(at, int) or at >= step:
+    at = -1 if newest is None else newest.manifest["meta"].get("step")
+    if is_checkpoint(path) or not isinstance(at, int) or at >= step:
         return []
     what = "is a link" if path.is_symlink() else "is empty" if path.is_dir() else "is missing"
     return [f"{path}: {what}, although the run saved it"]
@@ -84,8 +82,8 @@ def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
 def lineage_of(path: Path) -> dict[str, Any]:
     """Return run, step and path of the checkpoint that a new run starts from."""
     checkpoint, _ = find_checkpoint(path)
-    meta = read_manifest(checkpoint)["meta"]
-    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(checkpoint.absolute())}
+    meta = checkpoint.manifest["meta"]
+    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(checkpoint.path.absolute())}
 
 
 def checkpoints_of(path: Path) -> Path:

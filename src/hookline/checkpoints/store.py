@@ -141,33 +141,56 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
     Raises:
         CheckpointError: If the checkpoint is damaged or cannot be loaded to the device.
     """
-    saved = SavedCheckpoint(Path(path), map_location)
+    saved = SavedCheckpoint(path, map_location).verified()
     return {name: saved.section(name) for name in saved.names}, saved.meta
 
 
 class SavedCheckpoint:
-    """A checkpoint on disk, of which sections are read one by one.
+    """A checkpoint on disk, whole or damaged, of which sections are read one by one; the other files are read once.
 
     Args:
         path: Its directory.
         device: Where tensors go.
-        verify: Whether to verify every byte first; False if another rank has done it.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged.
     """
 
-    def __init__(self, path: Path, device: str | torch.device = "cpu", verify: bool = True) -> None:
-        self.path, self._device = path, str(device)
-        files = CheckpointFiles(path)
-        problems = files.problems() if verify else []
-        if problems:
-            raise CheckpointError(f"checkpoint {path} is damaged ({'; '.join(problems)}); use a different checkpoint")
-        self._files = list(files.manifest["files"])
-        self._states = {0: files.state}
-        self.meta: dict[str, Any] = decode(self._states[0]["meta"], {})
-        self.names: list[str] = list(self._states[0]["sections"])
-        self.world_size: int = self.meta.get("world_size", 1)
+    def __init__(self, path: Path, device: str | torch.device = "cpu") -> None:
+        self.path, self._device = Path(path), str(device)
+        self._states: dict[int, dict[str, Any]] = {}  # by rank
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest. Raises `CheckpointError` if it is missing, damaged or of another format."""
+        return read_manifest(self.path)
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """The meta that the checkpoint was written with."""
+        meta: dict[str, Any] = decode(self._state(0)["meta"], {})
+        return meta
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its sections."""
+        return list(self._state(0)["sections"])
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks have saved it."""
+        count: int = self.meta.get("world_size", 1)
+        return count
+
+    @cached_property
+    def _state_bytes(self) -> bytes:
+        return _read_state(self.path, STATE)
+
+    def _state(self, rank: int) -> dict[str, Any]:
+        """Return the state of a rank. Raises `CheckpointError` if it is missing or damaged."""
+        if rank not in self._states:
+            name = state_file(rank)
+            self._states[rank] = _parse_state(name, _read_state(self.path, name) if rank else self._state_bytes)
+        return self._states[rank]
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     def tensors(self, section: str, like: Like | None = None) -> SavedTensors:
         """Return the tensors of a section, which are read when they are asked for.
@@ -176,7 +199,7 @@ class SavedCheckpoint:
             section: The section's name.
             like: Tells which tensors are read as shards; without it all are read whole.
         """
-        files = [name for name in self._files if name.endswith(_TENSORS) and _section_of(name) == section]
+        files = [name for name in self.manifest["files"] if name.endswith(_TENSORS) and _section_of(name) == section]
         with inside(f"{self.path}, section {section!r}"):
             return SavedTensors([self.path / name for name in files], self._device, like)
 
@@ -191,43 +214,29 @@ class SavedCheckpoint:
         Raises:
             CheckpointError: If it cannot be loaded.
         """
-        if rank not in self._states:
-            name_of_state = state_file(rank)
-            self._states[rank] = _parse_state(name_of_state, _read_state(self.path, name_of_state))
-        skeleton = self._states[rank]["sections"].get(name, self._states[0]["sections"].get(name))
+        skeleton = self._state(rank)["sections"].get(name, self._state(0)["sections"].get(name))
         tensors = self.tensors(name, like)
         with inside(f"{self.path}, section {name!r}"):
             return decode(skeleton, tensors)
 
+    # ---- verifying ---------------------------------------------------------------------------------------------------
 
-class CheckpointFiles:
-    """The files of a checkpoint, whole or damaged; its manifest and its state are read once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-
-    @cached_property
-    def manifest(self) -> dict[str, Any]:
-        """The manifest. Raises `CheckpointError` if it is missing, damaged or of another format."""
-        return read_manifest(self.path)
+    def verified(self) -> SavedCheckpoint:
+        """Return it after every byte was verified, once. Raises `CheckpointError` if it is damaged."""
+        if self.problems:
+            problems = "; ".join(self.problems)
+            raise CheckpointError(f"checkpoint {self.path} is damaged ({problems}); use a different checkpoint")
+        return self
 
     @cached_property
-    def state(self) -> dict[str, Any]:
-        """The state of rank 0. Raises `CheckpointError` if it is missing or damaged."""
-        return _parse_state(STATE, self._state_bytes)
-
-    @cached_property
-    def _state_bytes(self) -> bytes:
-        return _read_state(self.path, STATE)
-
     def problems(self) -> list[str]:
-        """Return what is wrong, one sentence each; empty if every file is as it was written."""
+        """What is wrong, one sentence each; empty if every file is as it was written."""
         try:
             files = self.manifest["files"]
             problems = [problem for name, entry in files.items() if (problem := self._check_file(name, entry))]
             extra = sorted({file.name for file in self.path.iterdir()} - {MANIFEST, *files})
             problems += [f"{name}: is not in the manifest" for name in extra]
-            return problems or _contradictions(self.manifest, self.state)
+            return problems or _contradictions(self.manifest, self._state(0))
         except CheckpointError as error:
             return [str(error)]
         except OSError as error:
@@ -268,17 +277,17 @@ class CheckpointFiles:
 
 def verify_checkpoint(path: Path) -> list[str]:
     """Return what is wrong with a checkpoint, one sentence each; empty if every file is as it was written."""
-    return CheckpointFiles(path).problems()
+    return SavedCheckpoint(path).problems
 
 
-def checkpoints_in(directory: Path) -> list[CheckpointFiles]:
+def checkpoints_in(directory: Path) -> list[SavedCheckpoint]:
     """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too.
 
     Raises:
         CheckpointError: If the directory cannot be read.
     """
     try:
-        checkpoints = [CheckpointFiles(entry) for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
+        checkpoints = [SavedCheckpoint(entry) for entry in Path(directory).iterdir() if is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -291,14 +300,13 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return [checkpoint.path for checkpoint in checkpoints_in(directory)]
 
 
-def newest_good(directory: Path) -> tuple[Path | None, list[str]]:
+def newest_good(directory: Path) -> tuple[SavedCheckpoint | None, list[str]]:
     """Return the newest checkpoint that verifies, or None, and the problems of the newer ones that do not."""
     skipped: list[str] = []
     for checkpoint in checkpoints_in(directory):
-        problems = checkpoint.problems()
-        if not problems:
-            return checkpoint.path, skipped
-        skipped += [f"{checkpoint.path}: {problem}" for problem in problems]
+        if not checkpoint.problems:
+            return checkpoint, skipped
+        skipped += [f"{checkpoint.path}: {problem}" for problem in checkpoint.problems]
     return None, skipped
 
 
@@ -401,7 +409,7 @@ def sha256(parts: Sequence[Part]) -> str:
     return digest.hexdigest()
 
 
-def _is_checkpoint(entry: Path) -> bool:
+def is_checkpoint(entry: Path) -> bool:
     """Return whether a directory is a checkpoint, possibly a damaged one: a file is left, or it cannot be read."""
     if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
         return False

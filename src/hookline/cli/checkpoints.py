@@ -16,7 +16,7 @@ from hookline.errors import HooklineError, written
 from hookline.record.format import RUN_FILE
 
 if TYPE_CHECKING:
-    from hookline.checkpoints.store import CheckpointFiles
+    from hookline.checkpoints.store import SavedCheckpoint
 
 ARGUMENTS = RUN | JSON
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     return verify_and_print(checkpoints, options.json)
 
 
-def verify_and_print(checkpoints: Sequence[CheckpointFiles], as_json: bool) -> int:
+def verify_and_print(checkpoints: Sequence[SavedCheckpoint], as_json: bool) -> int:
     """Verify and print checkpoints; return 1 if one is damaged."""
     reports = []
     console = open_console()
@@ -47,11 +47,11 @@ def verify_and_print(checkpoints: Sequence[CheckpointFiles], as_json: bool) -> i
     return 0 if all(report["good"] for report in reports) else FAILED
 
 
-def describe(checkpoint: CheckpointFiles) -> dict[str, Any]:
+def describe(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     """Verify a checkpoint, and return what is wrong with it, or its step, epoch, size and time."""
     from hookline.checkpoints.store import MANIFEST
 
-    path, problems = checkpoint.path, checkpoint.problems()
+    path, problems = checkpoint.path, checkpoint.problems
     report: dict[str, Any] = {"name": path.name, "path": str(path), "problems": problems, "good": not problems}
     if problems:
         return report

@@ -14,6 +14,7 @@ from hookline.errors import ConfigError, HooklineError
 from hookline.runs.ranking import metric_order
 
 if TYPE_CHECKING:
+    from hookline.checkpoints.store import SavedCheckpoint
     from hookline.trainer.trainer import Trainer
 
 _ABOUT_CHECKPOINT = "best, last, a step, or a checkpoint's name or path (default: best if there is one)"
@@ -35,22 +36,20 @@ def run(options: argparse.Namespace) -> int:
     metrics = trainer.validate()
     if trainer.ranks.rank:  # rank 0 prints for all
         return 0
-    from hookline.checkpoints.store import read_manifest
-
-    meta = read_manifest(checkpoint)["meta"]
+    meta = checkpoint.manifest["meta"]
     names = sorted(metrics, key=metric_order)
     if options.json:
-        about = {"run_id": meta.get("run_id"), "checkpoint": str(checkpoint), "step": meta.get("step")}
+        about = {"run_id": meta.get("run_id"), "checkpoint": str(checkpoint.path), "step": meta.get("step")}
         print_json({**about, "metrics": {name: metrics[name] for name in names}})
         return 0
     console = open_console()
-    heading(console, checkpoint.name, f"of {relative_to_here(checkpoint.parents[1])}")
+    heading(console, checkpoint.path.name, f"of {relative_to_here(checkpoint.path.parents[1])}")
     for name in names:
         labeled(console, bounded(name), f"{metrics[name]:.6g}", width=max(map(len, names)) + 2)
     return 0
 
 
-def load_model(options: argparse.Namespace) -> tuple[Trainer, Path]:
+def load_model(options: argparse.Namespace) -> tuple[Trainer, SavedCheckpoint]:
     """Make the trainer of a run, with the weights of the checkpoint, which is returned, too."""
     from hookline.build import load_trainer  # takes seconds
 

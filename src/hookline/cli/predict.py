@@ -44,11 +44,11 @@ def run(options: argparse.Namespace) -> int:
     finally:
         partial.unlink(missing_ok=True)
     if options.json:
-        print_json({"path": str(path), "examples": count, "checkpoint": str(checkpoint)})
+        print_json({"path": str(path), "examples": count, "checkpoint": str(checkpoint.path)})
     else:
         examples = f"{count:,} {'example' if count == 1 else 'examples'}"
         CommandOutput().write(
-            f"{printable(str(path))}: {examples}, predicted by {printable(str(relative_to_here(checkpoint)))}\n"
+            f"{printable(str(path))}: {examples}, predicted by {printable(str(relative_to_here(checkpoint.path)))}\n"
         )
     return 0
 

@@ -27,9 +27,9 @@ def run(options: argparse.Namespace) -> int:
             f"{given} is a run; `hookline checkpoints {given}` verifies all of its checkpoints, and "
             f"`hookline verify-checkpoint {given}/{LAST}` the newest one"
         )
-    from hookline.checkpoints.store import CheckpointFiles, checkpoints_in
+    from hookline.checkpoints.store import SavedCheckpoint, checkpoints_in
 
-    checkpoint = CheckpointFiles(path)
+    checkpoint = SavedCheckpoint(path)
     if Path(options.path).name == LAST and path.name == "checkpoints":
         checkpoint = next(iter(checkpoints_in(path)), checkpoint)  # the newest, damaged or not
     return verify_and_print([checkpoint], options.json)

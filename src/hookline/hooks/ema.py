@@ -13,7 +13,6 @@ from annotated_types import Ge, Le
 
 from hookline._names import plain_buffers, plain_parameters
 from hookline._words import nearest
-from hookline.checkpoints import read_checkpoint
 from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.shards import like
 from hookline.errors import CheckpointError
@@ -234,7 +233,7 @@ class EMAHook(NamedHook):
         Raises:
             CheckpointError: If the checkpoint has no such hook.
         """
-        states = read_checkpoint(find_checkpoint(find_run(checkpoint))[0])[0]["hooks"]
+        states = find_checkpoint(find_run(checkpoint))[0].verified().section("hooks") or {}
         if name not in states or "average" not in states[name]:
             raise CheckpointError(f"{checkpoint} has no averaged weights of a hook {name!r}; {nearest(name, states)}")
         average: dict[str, torch.Tensor] = states[name]["average"]

@@ -336,7 +336,7 @@ class Attached:
         run = self._in_block("load")
         if not isinstance(checkpoint, (str, Path)):
             raise HooklineError(f"hl.load: expected the path of a run or a checkpoint, got {type(checkpoint).__name__}")
-        run.load_checkpoint(find_checkpoint(Path(checkpoint))[0])
+        run.load_checkpoint(find_checkpoint(Path(checkpoint))[0].verified())
 
     def state_dict(self) -> dict[str, Any]:
         """Return Hookline's own state, for a checkpoint of yours: counters and what hooks remember, as plain values."""

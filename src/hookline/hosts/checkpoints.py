@@ -77,9 +77,9 @@ class ForeignCheckpoints(SavingRun):
         if handler := self.hooks.slots.on_checkpoint_load:
             handler(self.event_args)
 
-    def load_checkpoint(self, path: Path) -> None:
+    def load_checkpoint(self, saved: SavedCheckpoint) -> None:
         """Restore weights, optimizers, loss scale, counters, random streams and hooks from a checkpoint."""
-        saved = SavedCheckpoint(path)
+        path = saved.path
         missing = {"model", "optimizers", "rng", "progress", "hooks"} - set(saved.names)
         if missing:
             raise CheckpointError(f"{path} cannot be continued: it has no {', '.join(sorted(missing))}")

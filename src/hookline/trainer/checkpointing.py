@@ -336,7 +336,7 @@ class CheckpointedRun(SavingRun, EpochRun):
             load_weights(self.model, self.options.init_from)
         self._has_initial_weights = True
 
-    def load_weights(self, path: str | Path) -> None:
+    def load_weights(self, path: str | Path | SavedCheckpoint) -> None:
         """Load the weights of a checkpoint, and nothing else, instead of those that `init_from` names."""
         if self.options.trainable_only:
             self.load_initial_weights()
@@ -351,7 +351,7 @@ class CheckpointedRun(SavingRun, EpochRun):
             self.note("checkpoint_damaged", problem=problem, instead=str(checkpoint))
         self.find_frozen()
         try:
-            restore_sections(self, SavedCheckpoint(checkpoint, verify=False))
+            restore_sections(self, SavedCheckpoint(checkpoint))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
             raise CheckpointError(f"{checkpoint} lacks something that a run needs to resume: {error!r}") from error
         self._has_initial_weights = True

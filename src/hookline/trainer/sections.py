@@ -12,7 +12,7 @@ import torch
 
 from hookline._console import logger
 from hookline._names import plain_parameters, plain_state_dict
-from hookline.checkpoints.find import find_whole
+from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.saves import Alike
 from hookline.checkpoints.shards import Like
@@ -159,9 +159,9 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     restore_rng(sections["rng"])
 
 
-def load_weights(model: torch.nn.Module, path: str | Path) -> None:
+def load_weights(model: torch.nn.Module, source: str | Path | SavedCheckpoint) -> None:
     """Load the weights of a checkpoint and nothing else."""
-    saved = SavedCheckpoint(Path(find_whole(Path(path))[0]), verify=False)
+    saved = (source if isinstance(source, SavedCheckpoint) else find_checkpoint(Path(source))[0]).verified()
     if "model" not in saved.names:
         has = ", ".join(saved.names)
         raise CheckpointError(f"{saved.path} has no weights: it has the sections {has}, and no model")
