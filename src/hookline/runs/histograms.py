@@ -15,7 +15,6 @@ from hookline.record.format import WINDOW_COLUMNS, Floats, SeriesHeader
 class HistogramRow(NamedTuple):
     """The histograms of one step in one column of a series."""
 
-    step: int
     series: str
     column: str
     names: tuple[str, ...]
@@ -51,11 +50,11 @@ class HistogramReader:
         for index, column in enumerate(header.columns):
             counts, source = values[:, index], WINDOW_COLUMNS.get((header.series, column))
             if source is None:
-                yield HistogramRow(step, header.series, column, header.names, counts, None, several)
+                yield HistogramRow(header.series, column, header.names, counts, None, several)
                 continue
             noted = [self._tops.get((*source, name), (step, math.nan)) for name in header.names]
             ends = np.array([top if noted_at == step else math.nan for noted_at, top in noted])
             known = np.isfinite(ends)
             if known.any():
                 names = tuple(name for name, is_known in zip(header.names, known, strict=True) if is_known)
-                yield HistogramRow(step, header.series, column, names, counts[known], ends[known], several)
+                yield HistogramRow(header.series, column, names, counts[known], ends[known], several)
