@@ -63,6 +63,21 @@ def test_a_killed_loop_resumes_exactly(lines: str) -> None:
     assert hl.run.step == 7 and [row["step"] for row in rows_of(hl)] == [4, 5, 6, 7]
 
 
+def test_a_damaged_checkpoint_is_refused() -> None:
+    model, optimizer = make()
+    with hookline.attach(model, optimizer) as hl:
+        train(model, optimizer, batches(), hl)
+        hl.save()
+    (path,) = (hl.run.run_dir / "checkpoints").iterdir()
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    model, optimizer = make(seed=1)
+    before = state_of(model)
+    with hookline.attach(model, optimizer) as hl, pytest.raises(CheckpointError, match=r"is damaged .*sha256 differs"):
+        hl.load(path)
+    assert_same(state_of(model), before)
+
+
 def test_hooklines_state_in_a_checkpoint_of_the_users_own(tmp_path: Any) -> None:
     """It consists of plain values, which `torch.load` reads with `weights_only=True`."""
 
