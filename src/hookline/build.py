@@ -252,6 +252,8 @@ def get_trainer(
     Raises:
         HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.
     """
+    if not isinstance(kind, str):
+        raise TrainingError(f"kind: expected a trainer's name, got {with_article(type(kind).__name__)}; {_ORDER}")
     trainer = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
     if not isinstance(trainer, Trainer):
         raise HooklineError(f"the trainer {kind!r} made {with_article(type(trainer).__name__)}, not a hookline Trainer")

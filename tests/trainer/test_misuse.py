@@ -1,18 +1,20 @@
 """What users get wrong on their first day: each gets one error that says what would be right, before the first step."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from builders import make_batches, make_model, make_trainer
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, StepLR
 
 from hookline import GenericTrainer, HooklineError, HooksConfig, TrainingHook, get_trainer, load_run
 from hookline.cli import main
 from hookline.errors import CheckpointError, ConfigError, RegistrationError, TrainingError
 
-SGD, StepLR = torch.optim.SGD, torch.optim.lr_scheduler.StepLR
+Adam, RMSprop, SGD = torch.optim.Adam, torch.optim.RMSprop, torch.optim.SGD
 
 
 def build(model: Any = None, optimizer: Any = None, **options: Any) -> None:
@@ -52,6 +54,7 @@ def with_swapped_arguments() -> None:
         (with_swapped_arguments, "got a SGD; check the argument order.*model, dataloader, optimizer"),
         (lambda: build(model=make_batches(), optimizer=SGD([torch.zeros(1)])), "got list; check the argument order"),
         (lambda: make_trainer(optimizer=make_batches()), "got a tuple; check the argument order"),
+        (lambda: get_trainer(make_model(), make_batches(), SGD([torch.zeros(1)]), "cpu"), "got a Sequential; check the a"),  # type: ignore[arg-type]
         (lambda: make_trainer().train(max_epochs=2), r"call fit\(max_epochs=…\)"),  # type: ignore[call-arg]
         (lambda: make_trainer().fit(ckpt_path="x"), r"did you mean 'fit\(resume=…\)'"),
         (lambda: make_trainer().fit(max_epoch=2), "did you mean 'max_epochs'"),
@@ -67,7 +70,7 @@ def with_swapped_arguments() -> None:
     ],
     ids=[
         "model class", "optimizer class", "scheduler class", "foreign scheduler", "loader and optimizer swapped",
-        "batches as model", "batches as optimizer", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
+        "batches as model", "batches as optimizer", "no kind", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
         "fit(resume=3)", "validate(ckpt_path)", "predict(dataloaders)", "fit(model)", "optimizer as scheduler",
         "plateau of an accuracy", "empty init_from", "loss as device", "model as config",
     ],
@@ -228,6 +231,55 @@ def test_resuming_with_another_optimizer() -> None:
     before = [param.clone() for param in model.parameters()]
     again = make_trainer(model=model, optimizer=torch.optim.AdamW(model.parameters()), record=True, max_epochs=2)
     with pytest.raises(CheckpointError, match=r"another kind of optimizer: it has dampening.*AdamW has amsgrad, betas"):
+        again.fit(resume=first.run_dir)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "missing"),
+    [
+        (partial(Adam, amsgrad=False), partial(Adam, amsgrad=True), "max_exp_avg_sq"),
+        (Adam, torch.optim.Adamax, "exp_inf"),
+        (RMSprop, partial(RMSprop, momentum=0.9), "momentum_buffer"),
+    ],
+    ids=["another option", "another kind", "a momentum"],
+)
+def test_resuming_with_an_optimizer_that_keeps_more(then: Any, now: Any, missing: str) -> None:
+    """torch's KeyError, in the first step, has a note with the remedy, and the run is as it was."""
+    model = make_model()
+    first = make_trainer(model=model, optimizer=then(model.parameters()), record=True)
+    first.add_checkpointing()
+    first.train()
+    assert first.run_dir is not None
+    before = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
+    model = make_model()
+    again = make_trainer(model=model, optimizer=now(model.parameters()), record=True, max_epochs=2)
+    with pytest.raises(KeyError, match=missing) as raised:
+        again.fit(resume=first.run_dir)
+    assert "resume with what it was, or begin a new run" in "".join(raised.value.__notes__)
+    assert before == {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        (partial(StepLR, step_size=2), partial(ExponentialLR, gamma=0.9), "has step_size, ExponentialLR has nothing"),
+        (partial(ExponentialLR, gamma=0.9), partial(StepLR, step_size=2), "has nothing else, StepLR has step_size"),
+        (partial(StepLR, step_size=2), partial(OneCycleLR, max_lr=0.1, total_steps=9), "OneCycleLR has .*total_steps"),
+        (partial(LambdaLR, lr_lambda=lambda step: 0.5), partial(StepLR, step_size=2), "it has lr_lambdas, StepLR has"),
+    ],
+    ids=["less", "more", "other", "a function"],
+)
+def test_resuming_with_another_scheduler(then: Any, now: Any, message: str) -> None:
+    """It would continue with the settings of the old one, or of both."""
+    optimizer = SGD((model := make_model()).parameters(), 0.1)
+    first = make_trainer(model=model, optimizer=optimizer, scheduler=then(optimizer), record=True)
+    first.add_checkpointing()
+    first.train()
+    optimizer = SGD((model := make_model(seed=1)).parameters(), 0.1)
+    before = [param.clone() for param in model.parameters()]
+    again = make_trainer(model=model, optimizer=optimizer, scheduler=now(optimizer), record=True, max_epochs=2)
+    with pytest.raises(CheckpointError, match=message):
         again.fit(resume=first.run_dir)
     assert all(map(torch.equal, before, model.parameters()))
 

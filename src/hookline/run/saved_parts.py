@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -49,11 +49,19 @@ def check_kind(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
     present = {key for group in optimizer.param_groups for key in group}
     saved = {key for group in state["param_groups"] for key in group}
     if present - saved and saved - present:
-        raise CheckpointError(
-            f"the checkpoint has the state of another kind of optimizer: it has {', '.join(sorted(saved - present))}, "
-            f"{type(optimizer).__name__} has {', '.join(sorted(present - saved))}; resume with the same kind, or begin "
-            "a new run from the weights alone (init_from)"
-        )
+        raise another_kind("the checkpoint has the state of another kind of optimizer", optimizer, present, saved)
+
+
+def another_kind(what: str, part: object, present: Set[str], saved: Set[str]) -> CheckpointError:
+    """Return the error that an optimizer or a scheduler cannot continue what was saved, given the keys of both."""
+    return CheckpointError(
+        f"{what}: it has {_listed(saved - present)}, {type(part).__name__} has {_listed(present - saved)}; resume with "
+        "the same kind, or begin a new run from the weights alone (init_from)"
+    )
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(sorted(keys)) or "nothing else"
 
 
 def check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

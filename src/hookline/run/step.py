@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.costs import CostMonitor
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, add_note
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
 from hookline.run.outputs import UNKNOWN, single_numbers
@@ -136,7 +136,16 @@ class Steps(RunControl):
     def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Step an optimizer between its two events, unless the step is skipped."""
         if self.before_optimizer_step(optimizer):
-            self.engine.step(optimizer, self.optimizer_step)
+            try:
+                self.engine.step(optimizer, self.optimizer_step)
+            except KeyError as error:
+                why = (
+                    f"a checkpoint lacks this if its optimizer was no {type(optimizer).__name__}, or had other options"
+                )
+                add_note(
+                    error, f"{why}; resume with what it was, or begin a new run from the weights alone (init_from)"
+                )
+                raise
             self.after_optimizer_step(optimizer)
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from hookline._console import logger
 from hookline._text import counted
 from hookline.errors import CheckpointError
+from hookline.run.saved_parts import another_kind
 
 if TYPE_CHECKING:
     from hookline.trainer.checkpointing import CheckpointedRun
@@ -44,6 +45,20 @@ def settings_of(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
         [{key: _plain(value) for key, value in group.items() if key not in _NO_SETTINGS} for group in made.param_groups]
         for made in optimizers
     ]
+
+
+def check_kind_of_scheduler(scheduler: Any, state: State) -> None:
+    """Reject the state of another kind of scheduler, which torch would load, and which would follow no schedule.
+
+    Raises:
+        CheckpointError: With what only one of them has.
+    """
+    # A scheduler's functions are not saved.
+    present, saved = {key for key, value in scheduler.state_dict().items() if not callable(value)}, state.keys()
+    # A newer torch may have added something that is no setting, so that on one side alone says nothing.
+    is_setting = not {key.lstrip("_") for key in present ^ saved}.isdisjoint(SETTINGS)
+    if is_setting or (present - saved and saved - present):
+        raise another_kind("the checkpoint has the state of another kind of scheduler", scheduler, present, saved)
 
 
 def restore_schedulers(

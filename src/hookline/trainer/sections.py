@@ -27,7 +27,7 @@ from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state, seed_everything
 from hookline.run.saved_parts import check_groups, check_kind, load_saved_weights
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
-from hookline.trainer.schedules import restore_schedulers
+from hookline.trainer.schedules import check_kind_of_scheduler, restore_schedulers
 
 if TYPE_CHECKING:
     from hookline.trainer.checkpointing import CheckpointedRun
@@ -133,6 +133,8 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}; the numbers must match")
     for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
         check_kind(optimizer, state)
+    for scheduler, state in zip(run.schedulers, sections["schedulers"], strict=True):
+        check_kind_of_scheduler(scheduler, state)
     # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
     if run.running and (position := sections["position"]) is not None:
         reader = run.make_reader(sections["progress"]["epoch"])
