@@ -465,6 +465,20 @@ def test_labels_that_mean_nothing_are_noticed_though_the_loss_falls_to_chance() 
     assert kinds_of(summary_of(losses, accuracy=learning)) == []
 
 
+def test_a_run_that_still_learns_has_learned_though_its_batches_are_noisy() -> None:
+    """A short run's validation loss falls all the time, of which its batches show nothing; an accuracy may say more."""
+    flat, rising = [1.62 + more for more in noise(45, 0.02)], [0.14, 0.16, 0.18, 0.22, 0.28]
+    falling = [1.62, 1.59, 1.56, 1.53, 1.5]
+    summary = summary_of(flat, loss=falling, accuracy=rising)
+    summary.write_metrics({"step": step + 1, "train/accuracy": 0.2 + more} for step, more in enumerate(noise(45)))
+    assert kinds_of(summary) == []
+    assert kinds_of(summary_of(flat, accuracy=rising)) == [("never_learned", "error")]
+    assert kinds_of(summary_of(flat, loss=falling, accuracy=[0.2, 0.21, 0.2, 0.19, 0.2])) == [
+        ("never_learned", "error")
+    ]
+    assert kinds_of(summary_of(flat, loss=[1.62 - 1e-4 * step for step in range(9)])) == [("never_learned", "warning")]
+
+
 @pytest.mark.parametrize(
     ("losses", "run"),
     [

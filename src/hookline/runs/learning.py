@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ _MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of what there was to lose: losing thi
 _CHANCE = 0.5  # the share of a score that may be chance, if the run began with a good one
 _RISEN = 0.5  # how far above its beginning, relatively, a loss has diverged
 _OVERFIT = 0.1  # how far above its lowest value, relatively, a validation loss must be
-_TRIFLE = 0.01  # the share of the first training loss below which nobody minds that a validation loss rises
+_TRIFLE = 0.01  # the share of a loss that nobody minds, or counts as learning
 _LITTLE = 0.1  # the share of a loss or an accuracy that a run may gain by chance, if it has learned nothing
 _LEVEL = 1e-3  # the share of a loss that is no change
 _KNOWN = 0.6  # an accuracy that a model without any training seldom has
@@ -119,6 +119,14 @@ class Course:
         is_level = first - last < doubt and self.start - self.best < _NOISES * max(self.noise, doubt)
         return is_level and not self.begins_high
 
+    @property
+    def is_falling(self) -> bool:
+        """Whether the last quarter is clearly better than the one before it."""
+        half = self.losses[self.losses.size // 2 :]
+        quarter = max(half.size // 2, 1)
+        before, last = float(np.median(half[:quarter])), float(np.median(half[-quarter:]))
+        return before - last > max(3.5 * self.noise / math.sqrt(quarter), _TRIFLE * abs(before))
+
     def text(self, loss: float) -> str:
         """Return a level as the metric has it."""
         return f"{self.sign * loss:.4g}"
@@ -162,7 +170,7 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
     worse = [check for check in checks if check.lost > (trifle if check.name.endswith("loss") else 0.0)]
     if loss is not None:
         is_ruined = loss.begins_low or _has_diverged(loss)
-        yield from _diverged(loss) if is_ruined else _never_improved(loss, summary)
+        yield from _diverged(loss) if is_ruined else _never_improved(loss, checks, summary)
     # The run went back to its best weights by itself.
     is_restored = any(event["kind"] == "best_weights_restored" for event in summary.events)
     overfit = next((course for course in worse if _overfits(course, loss)), None)
@@ -239,7 +247,7 @@ def _diverged(loss: Course) -> Iterator[Alert]:
     yield _alert("diverged", severity, loss, loss.first_above(_highest_healthy(loss)), f"diverged: {text}")
 
 
-def _never_improved(loss: Course, summary: RunSummary) -> Iterator[Alert]:
+def _never_improved(loss: Course, checks: Sequence[Course], summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for a loss that stays where it was, unless the model was good at the beginning."""
     if _fell_back(loss) or _begins_trained(summary):
         return
@@ -247,10 +255,14 @@ def _never_improved(loss: Course, summary: RunSummary) -> Iterator[Alert]:
     if any(float(np.nanmedian(curve.mean)) >= _KNOWN for curve in accuracies.values()):
         return
     # Wrong labels let the loss of bad first weights fall until it is at chance, where the accuracy is all the time.
-    flat = next((course for course in _accuracies(accuracies) if course.is_flat), None)
-    if not loss.is_flat and flat is None:
+    flat = [course for course in _accuracies(accuracies) if course.is_flat]
+    if not loss.is_flat and not flat:
         return
-    judged = loss if loss.is_flat or flat is None else flat
+    # Few noisy batches may hide that a model learns, and then a loss falls until the end.
+    losses = [loss, *(course for course in checks if course.sign > 0)]
+    if any(course.is_falling for course in losses) and not any(course.name.startswith("val/") for course in flat):
+        return
+    judged = loss if loss.is_flat else flat[0]
     # An accuracy of single batches says little, and one above that of guessing between two classes may be all there is.
     validated = [curve for name, curve in accuracies.items() if name.startswith("val/")]
     is_validated = bool(validated) and all(float(np.nanmedian(curve.mean)) < _GUESSED for curve in validated)
