@@ -332,6 +332,25 @@ def test_a_run_that_stopped_because_of_nan_is_broken_and_leads_to_the_module() -
     assert "the first bad output came from module '4'" in story.text
 
 
+def test_what_ended_a_run_with_bad_weights_is_told_once() -> None:
+    """The reason in run.json repeats what the events say."""
+
+    class Poisons(hookline.TrainingHook):
+        intervenes = True
+
+        def on_step_end(self, step: int, trainer: Any) -> None:
+            if step == 20:
+                with torch.no_grad():
+                    trainer.model[3].weight.view(-1)[0] = float("nan")
+
+    model = make_cnn()
+    path = run(model, torch.optim.Adam(model.parameters(), 1e-3), Poisons(), hookline.NanForensics(), steps=60)
+    assert "stopped by nan_forensics" in json.loads((path / "run.json").read_text())["reason"]
+    story, *others = verdict_of(path)[1]
+    assert [part.kind for part in story.parts] == ["crash", "non_finite_loss", "non_finite_weights"]
+    assert not [alert for alert in others if alert.severity == "error"]
+
+
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
 

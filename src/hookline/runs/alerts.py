@@ -134,8 +134,9 @@ def _severity(kind: str, run: Mapping[str, Any]) -> Severity:
 
 
 def _is_explained(reason: str, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the event of a hook such as nan_forensics says why it stopped the run."""
-    return reason.startswith("stopped by") and any(event["kind"] in ("crash", "non_finite") for event in events)
+    """Return whether events say why a run is non-finite: that of a hook that stopped it, or that of its weights."""
+    kinds = ("crash", "non_finite") if reason.startswith("stopped by") else ("non_finite_weights",)
+    return any(event["kind"] in kinds for event in events)
 
 
 def _is_how_it_ended(event: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
