@@ -734,6 +734,11 @@ def test_touch_targets_on_a_phone(chromium: Browser, run: Path) -> None:
       return height && (height < 44 || width < 44);
     }).map((one) => one.outerHTML.slice(0, 80))"""
     assert chromium.run(small) == []
+    beside = """[...document.querySelectorAll('.legend button')].every((one) => {
+      const [line, name] = [...one.children].map((part) => part.getBoundingClientRect());
+      return Math.abs((line.top + line.bottom) - (name.top + name.bottom)) < 6;
+    })"""
+    assert chromium.run(beside) is True  # a curve's color and its name
 
 
 def test_parts_of_a_step_do_not_exceed_it(chromium: Browser, tmp_path: Path) -> None:
