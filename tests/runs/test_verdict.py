@@ -332,6 +332,18 @@ def test_a_run_that_stopped_because_of_nan_is_broken_and_leads_to_the_module() -
     assert "the first bad output came from module '4'" in story.text
 
 
+def test_all_metrics_that_a_nan_ruins_belong_to_its_story() -> None:
+    """A training metric that is missing for a batch is a notice, but not if the loss was ruined before."""
+    summary = LiveSummary({})
+    good, bad = (
+        {"train/loss": 0.5, "train/grad_norm": 1.0},
+        dict.fromkeys(("train/loss", "train/grad_norm"), float("nan")),
+    )
+    summary.write_metrics({"step": step, **(good if step < 5 else bad)} for step in range(1, 9))
+    (story,) = find_alerts(summary)
+    assert [part.place["curve"] for part in story.parts] == ["train/loss", "train/grad_norm"]
+
+
 def test_what_ended_a_run_with_bad_weights_is_told_once() -> None:
     """The reason in run.json repeats what the events say."""
 

@@ -55,9 +55,8 @@ def first_of_each_kind(parts: Sequence[Alert]) -> list[Alert]:
 
 
 def _is_number(alert: Alert) -> bool:
-    if alert.kind in _RUINED:
-        return alert.severity != "info"  # a batch without counted targets has no accuracy, which ruins nothing
-    return not alert.place.keys().isdisjoint(("curve", "series")) and alert.kind not in _NOT_NUMBERS
+    is_of_numbers = not alert.place.keys().isdisjoint(("curve", "series")) and alert.kind not in _NOT_NUMBERS
+    return is_of_numbers or alert.kind in _RUINED
 
 
 def _begin(alert: Alert) -> float:
