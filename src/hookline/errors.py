@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from traceback import format_exception
 from typing import Any
 
 _MAX_SHOWN = 60  # characters of a value in a message
@@ -90,14 +91,22 @@ def error_text(error: BaseException) -> str:
     return cut(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
-def cut(text: str) -> str:
-    """Shorten a string to about `MAX_TEXT` characters; the length of the rest is stated."""
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception; of a long one its end, which has what was raised, and where."""
+    return cut("".join(format_exception(error)), from_end=True)
+
+
+def cut(text: str, *, from_end: bool = False) -> str:
+    """Shorten a string to its first `MAX_TEXT` characters, or its last ones; the length of the rest is stated."""
     if len(text) <= MAX_TEXT:
         return text
-    kept = text[: 2 * MAX_TEXT]
+    kept = text[-2 * MAX_TEXT :] if from_end else text[: 2 * MAX_TEXT]
     for redact in before_cut:  # the half of a secret would no longer be known as one
         kept = redact(kept)
-    return f"{kept[:MAX_TEXT]}… ({len(text) - MAX_TEXT:,} more characters)"
+    # What was cut off here may have taken half of a secret with it.
+    half = MAX_TEXT if len(text) <= 2 * MAX_TEXT else min(MAX_TEXT, len(kept) // 2)
+    left_out = f"{len(text) - MAX_TEXT:,} more characters"
+    return f"({left_out}) …{kept[-half:]}" if from_end else f"{kept[:half]}… ({left_out})"
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -17,7 +17,7 @@ from hookline import CheckpointHook, TrainingHook, _sizes, load_run
 from hookline.checkpoints import read_checkpoint, verify_checkpoint
 from hookline.cli import main
 from hookline.config.load import load_config
-from hookline.errors import CheckpointError, ConfigError, HooklineError, RecordError, error_text
+from hookline.errors import CheckpointError, ConfigError, HooklineError, RecordError, error_text, traceback_text
 from hookline.record import Record, read_events, read_json, read_jsonl, read_metrics, redaction
 from hookline.record import record as record_module
 from hookline.record.labels import read_labels
@@ -263,11 +263,40 @@ def test_the_text_of_an_exception_is_cut() -> None:
     assert cut == "ValueError: " + "x" * 9988 + "… (40,012 more characters)"
 
 
-def test_no_half_of_a_secret_is_left_where_a_text_is_cut() -> None:
-    """It would no longer be known as a secret."""
-    redaction.for_good.add([("correct horse battery staple", "<redacted>")])
-    text = error_text(ValueError("x" * 9970 + "correct horse battery staple" + "y" * 90_000))
-    assert "correct" not in text and "<redacted>" in text
+SECRET = "correct horse battery staple"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["x" * 9970 + SECRET + "y" * 90_000, f"{SECRET} " * 1000, *(SECRET + "y" * (9960 - shift) for shift in range(8))],
+    ids=lambda message: f"{message[:3]}-{len(message)}",
+)
+def test_no_half_of_a_secret_is_left_where_a_text_is_cut(message: str) -> None:
+    """It would no longer be known as a secret; a traceback is cut at its beginning."""
+    redaction.for_good.add([(SECRET, "<redacted>")])
+    for text in (error_text(ValueError(message)), traceback_text(ValueError(message))):
+        recorded = redaction.redact_text(text)
+        assert not any(part in recorded for part in SECRET.split()), recorded[:100] + recorded[-100:]
+
+
+@pytest.mark.hooks_fail(raises=ValueError)
+def test_the_log_of_a_failed_hook_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """Also what the exception came from, and the reason of a skipped step in the record."""
+
+    class Fails(TrainingHook):
+        on_error = "warn"
+
+        def on_before_backward(self, trainer: Any, step: int) -> None:
+            if step == 1:
+                trainer.skip_step("long " * 10_000)
+
+        def on_step_end(self) -> None:
+            raise ValueError("long " * 10_000) from KeyError("longer " * 10_000)
+
+    trainer = make_trainer(Fails(), record=True)
+    trainer.train()
+    assert all(len(line) < 25_000 for line in caplog.text.split("WARNING")) and "raised by hook 'fails'" in caplog.text
+    assert (Path(trainer.run_dir) / "events.jsonl").stat().st_size < 100_000
 
 
 class Ends(TrainingHook):

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from hookline._console import logger, printable
 from hookline._nesting import MAX_DEPTH
 from hookline._secrets import SHORTEST_SECRET, replace_secrets
-from hookline.errors import before_cut
+from hookline.errors import before_cut, traceback_text
 from hookline.record import strict_json
 
 REDACTED = "<redacted>"
@@ -108,8 +108,6 @@ _TOKEN = re.compile(
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _MIN_TOKEN_LENGTH = 15  # characters of the shortest secret that is recognized by shape; a named one needs = or :
 _MIN_PART_LENGTH = 12  # characters of a URL's path: a shorter part may be an ordinary word
-
-_formatter = logging.Formatter()
 
 
 # ---- secrets known by their origin -----------------------------------------------------------------------------------
@@ -319,6 +317,7 @@ def redacted_log() -> Iterator[None]:
 
 def _redact_log_record(record: logging.LogRecord) -> bool:
     record.msg, record.args = printable(redact_text(record.getMessage())), ()
-    if record.exc_info and not record.exc_text:
-        record.exc_text = printable(redact_values(_formatter.formatException(record.exc_info)))
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and not record.exc_text:
+        record.exc_text = printable(redact_values(traceback_text(error).rstrip("\n")))
     return True

@@ -167,7 +167,7 @@ class RunControl(RunLog):
         Raises:
             RankError: With several ranks, if the hook declares neither `may_skip` nor `same_on_all_ranks`.
         """
-        self.agreement.request_skip(reason)
+        self.agreement.request_skip(cut(reason))
 
     def save(self, name: str | Callable[[], str] | None = None) -> None:
         """Write a checkpoint at the next step boundary, named after its step unless a name is given."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from traceback import format_exception
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import Incident, first_failure, hook_notes
-from hookline.errors import HooklineError, RankError, TrainingError, add_note, error_text
+from hookline.errors import HooklineError, RankError, TrainingError, add_note, error_text, traceback_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import Ranks
 from hookline.record.outcome import Outcome
@@ -43,8 +42,6 @@ from hookline.run.rng import preserve_rng
 from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
 from hookline.run.step_log import GRAD_NORM, LR
-
-MAX_TRACEBACK = 10_000  # characters
 
 
 class Run(Steps):
@@ -326,8 +323,7 @@ class Run(Steps):
         self.ranks.failed(self.progress.step, described or "")
         self.run_status.close(failed=True)
         self.event_args.exception = error
-        trace = "".join(format_exception(error))[-MAX_TRACEBACK:]  # its end has what was raised, and where
-        self.record.event("exception", self.progress.step, error=described, traceback=trace)
+        self.record.event("exception", self.progress.step, error=described, traceback=traceback_text(error))
         try:
             self.end_failed_step()
         except Exception as another:  # the device is gone, for instance
