@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rank_processes import DEVICE, run_on_ranks
@@ -124,6 +126,35 @@ def test_a_run_is_continued_by_its_own_launch_and_config_only(
     assert len(list(tmp_path.iterdir())) == (2 if trained else 1)
     said = "starting a new run" if trained else "continuing"
     assert f"the processes were started again (restart 1): {said}" in again[0].output
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_continued"),
+    [
+        (lambda launch: launch, True),
+        (lambda launch: {key: launch[key] for key in ("id", "run")}, False),
+        (lambda launch: {**launch, "launchers": 3}, False),
+        (lambda launch: {**launch, "launchers": [[]]}, False),
+        (lambda launch: ["job-7"], False),
+    ],
+    ids=["its launch", "no launchers", "a number", "a list", "another shape"],
+)
+def test_a_run_with_an_unknown_launch_is_not_continued(
+    edit: Callable[[Any], Any], is_continued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version began it, or it was edited."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    for restart in (0, 1):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        make_trainer("none", 0, 1, tmp_path, max_steps=2).train()
+        if restart == 0:
+            (path,) = tmp_path.glob("*/run.json")
+            run = json.loads(path.read_text())
+            launch = run["attempts"][0]["launch"]
+            launch["run"] += 1  # the second run of this process
+            run["attempts"][0]["launch"] = edit(launch)
+            path.write_text(json.dumps(run))
+    assert len(list(tmp_path.iterdir())) == (1 if is_continued else 2)
 
 
 def resumed_or_started(rank: int, folder: str, kill_at: int | None) -> list[int]:

@@ -324,9 +324,11 @@ def _find_launched(runs: Iterator[RunFiles], launch: dict[str, Any]) -> str | No
     """Return the newest run of a launch."""
     for run in runs:
         for attempt in run.run.get("attempts", []):
-            begun_by = attempt.get("launch") or {}
-            is_same = all(begun_by.get(key) == launch[key] for key in ("id", "run"))
-            if is_same and not set(launch["launchers"]).isdisjoint(begun_by["launchers"]):
+            begun_by = attempt.get("launch")
+            if not isinstance(begun_by, dict) or any(begun_by.get(key) != launch[key] for key in ("id", "run")):
+                continue
+            launchers = begun_by.get("launchers")
+            if isinstance(launchers, list) and any(launcher in launchers for launcher in launch["launchers"]):
                 return str(run.path)
     return None
 
