@@ -114,6 +114,8 @@ class RankWatch:
         self._seen_position: Any = None
         self._position: Sequence[int] | None = None  # The position of this rank at its last beat.
         self._moved_at = monotonic()
+        # When the rank that is watched was first seen to be late, and the beats of all ranks then.
+        self._late: tuple[float, dict[int, Any]] | None = None
         store.set(f"process/{rank}", json.dumps(describe_process()))
         self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
         self._thread.start()
@@ -209,7 +211,7 @@ class RankWatch:
         if beat["beat"] != self._heard:
             self._heard, self._heard_at = beat["beat"], now
         if beat["position"] != self._seen_position:
-            self._seen_position, self._moved_at = beat["position"], now
+            self._seen_position, self._moved_at, self._late = beat["position"], now, None
         process, silent = json.loads(self._store.get(f"process/{watched}")), (now - self._heard_at) / self._interval
         is_here = process["host"] == describe_process()["host"]
         if not is_here and silent > SILENT_BEATS_ELSEWHERE:
@@ -217,21 +219,31 @@ class RankWatch:
         elif is_here and (silent > SILENT_BEATS or self._suspects) and not is_process_alive(process):
             error = f"its process ({process['pid']}) is gone{_in_hook(beat, 'last seen in')}"
         elif now - self._moved_at > self._timeout:
-            self._report(self._hanging())
+            since, beats = self._late = self._late or (now, self._read_beats())
+            if now - since > SILENT_BEATS * self._interval:
+                self._report(self._hanging(beats))
             return
         else:
             return
         # The heartbeat is older than the fault; ranks are at most a step apart.
         self._report({"rank": watched, "step": self._run.position()[0], "error": error})
 
-    def _hanging(self) -> dict[str, Any]:
-        """Return the failure of the rank that the others wait for.
+    def _read_beats(self) -> dict[int, Any]:
+        return {rank: json.loads(self._store.get(f"beat/{rank}")) for rank in range(self._world_size)}
 
-        That is the one that is in a hook and does not itself wait, else the one that is furthest behind.
+    def _hanging(self, earlier: Mapping[int, Any]) -> dict[str, Any]:
+        """Return the failure of the rank that the others wait for, given their beats of some time ago.
+
+        That is one that does not beat, because it is frozen. Otherwise it is the one that is in a hook and does not
+        itself wait, else the one that is furthest behind.
         """
-        texts = {rank: self._store.get(f"beat/{rank}") for rank in range(self._world_size)}
-        beats = {rank: json.loads(text) for rank, text in texts.items()}
-        order = sorted(beats, key=lambda rank: (beats[rank]["waits"], not beats[rank]["hook"], beats[rank]["position"]))
+        beats = self._read_beats()
+
+        def place_in_order(rank: int) -> Any:
+            beat = beats[rank]
+            return beat["beat"] != earlier[rank]["beat"], beat["waits"], not beat["hook"], beat["position"]
+
+        order = sorted(beats, key=place_in_order)
         first = beats[order[0]]
         error = f"no batch for {self._timeout:g} s (rank_timeout){_in_hook(first)}; it is at {first['place']}"
         return {"rank": order[0], "step": first["position"][0], "error": error}

@@ -4,8 +4,11 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import time
+import traceback
 from pathlib import Path
+from threading import Thread, get_ident
 
 import pytest
 import torch
@@ -16,8 +19,24 @@ from hookline import rank_watch, ranks
 from hookline.errors import RankError
 
 
-def freeze(rank: int, folder: str, frozen: int) -> None:
-    """Train until a rank stops itself in step 3; when the other one has ended, the stopped process is ended, too."""
+def stop_when_in_backward(main: int) -> None:
+    """Stop this process once its main thread waits for the other rank in a backward pass, and its beats say so."""
+    while "_engine_run_backward" not in [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]:
+        time.sleep(0.05)
+    time.sleep(5 * rank_watch.BEAT_SECONDS)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wait_until_stopped(pid: int) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+        time.sleep(0.05)
+
+
+def freeze(rank: int, folder: str, frozen: int, in_collective: bool) -> None:
+    """Train until a rank stops itself after step 3, in a hook or in the next backward pass.
+
+    When the other one has ended, the stopped process is ended, too.
+    """
     rank_watch.BEAT_SECONDS, rank_watch.GRACE_SECONDS = 0.1, 0.5
     trainer = make_trainer("ddp", rank, 2, folder, rank_timeout=5.0)
     pids = trainer.ranks.gather(os.getpid())
@@ -29,13 +48,24 @@ def freeze(rank: int, folder: str, frozen: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[frozen], signal.SIGKILL)
         os._exit(0)
-    trainer.on("step_end", at=3)(lambda: os.kill(os.getpid(), signal.SIGSTOP) if rank == frozen else None)
+
+    def stop() -> None:
+        if rank != frozen:
+            if in_collective:
+                wait_until_stopped(pids[frozen])
+        elif in_collective:
+            Thread(target=stop_when_in_backward, args=(get_ident(),), daemon=True).start()
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    trainer.on("step_end", at=3)(stop)
     trainer.train()
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_rank_is_noticed(frozen: int, tmp_path: Path) -> None:
-    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, check=False)
+@pytest.mark.parametrize(("frozen", "in_collective"), [(0, False), (1, False), (1, True)])
+def test_a_frozen_rank_is_noticed(frozen: int, in_collective: bool, tmp_path: Path) -> None:
+    """Also if the ranks wait for each other, at the same place; the frozen one no longer beats."""
+    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, in_collective, check=False)
     other = results[1 - frozen]
     assert other.exit_code == 1, other.error + other.output
     why = "its process has not answered for 5 s" if frozen == 0 else "no batch for 5 s"
