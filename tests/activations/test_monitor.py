@@ -637,6 +637,24 @@ def test_a_metric_may_be_a_function() -> None:
     assert graphs == [False, False]
 
 
+@pytest.mark.hooks_fail(raises=HooklineError)
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(torch.ones(2), "got tensor([1., 1.]) (Tensor)"), ("high", "got 'high' (str)"), (None, "got None (NoneType)")],
+    ids=["two numbers", "text", "nothing"],
+)
+def test_a_function_that_returns_no_number_is_named(value: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With what it returned."""
+
+    def spread(output: torch.Tensor) -> Any:
+        return value
+
+    trainer = monitored_trainer(Shared)
+    trainer.add_hook("monitor", modules="head", metrics=spread)
+    trainer.train()
+    assert f"HooklineError: metrics: the function 'spread' must return one number, {said}" in caplog.text
+
+
 def test_a_function_is_averaged_over_the_calls_of_a_step_and_recorded() -> None:
     """As time and memory are added up; training is what it is without."""
     plain, trainer = monitored_trainer(Shared), monitored_trainer(Shared, record=True)

@@ -16,7 +16,7 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import is_sharded
 from hookline._words import nearest
 from hookline.core.shared_part import SharedPart, Sizes
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, got
 from hookline.stats.collector import HostQueue, StepCollector, StepRows
 from hookline.stats.distributed import is_copy
 from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms
@@ -209,16 +209,26 @@ class FunctionValues(CallCosts):
 
     def __init__(self, functions: Mapping[str, Callable[[Tensor], Any]]) -> None:
         super().__init__(tuple(functions))
-        self._functions = tuple(functions.values())
+        self._functions = functions
 
     def measure(self, name: str, output: Tensor, step: int) -> None:
-        """Add the values of one output."""
-        made = [torch.as_tensor(function(output)).detach() for function in self._functions]
-        # The last number counts the calls.
-        self._add(name, [*(value.reshape(()).to(torch.float32) for value in made), 1.0], step)
+        """Add the values of one output.
+
+        Raises:
+            HooklineError: If a function returns anything but one number; the message names it.
+        """
+        values = [_one_number(column, function(output)) for column, function in self._functions.items()]
+        self._add(name, [*values, 1.0], step)  # The last number counts the calls.
 
     def _totals(self, row: list[Any]) -> list[float]:
         return [float(value) / row[-1] for value in row[:-1]]  # Waits for the device.
+
+
+def _one_number(column: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value).detach().reshape(()).to(torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        raise HooklineError(f"metrics: the function {column!r} must return one number, {got(value)}") from None
 
 
 # ---- dead units ------------------------------------------------------------------------------------------------------
