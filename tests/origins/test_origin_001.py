@@ -179,6 +179,19 @@ def test_a_console_removed_in_a_run_stays_away(parts, capsys):
     assert origins == ["default"] and "loss" not in capsys.readouterr().out
 
 
+@pytest.mark.req("001-30", "001-31")
+def test_the_default_console_can_be_disabled_and_enabled(parts, capsys):
+    """Before the run that adds it; the choice holds for later runs, too."""
+    trainer = hookline.get_trainer("simple", *parts, record=False)
+    trainer.disable_hook("console_log")
+    trainer.train()
+    trainer.fit(max_epochs=2)
+    assert "loss" not in capsys.readouterr().out
+    trainer.enable_hook("console_log")
+    trainer.fit(max_epochs=3)
+    assert "loss" in capsys.readouterr().out
+
+
 @pytest.mark.req("001-30", "001-31", "001-32")
 def test_removed_and_disabled_hooks_are_not_called(parts, tmp_path, capsys):
     """A removed hook and a disabled one are not called in training; one that is enabled again is."""

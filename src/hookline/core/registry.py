@@ -56,7 +56,7 @@ class Registry:
         self._free_numbers: dict[str, int] = {}  # by derived name: below this one all numbers are taken
         self._registered = 0
         self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
-        self._removed_defaults: set[str] = set()
+        self._disabled_defaults: set[str] = set()
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
@@ -174,7 +174,7 @@ class Registry:
             schedule = replace(schedule, every=own_schedule.every)
         name = name or hook_name(instance, type_name)
         if origin != "default":
-            self._removed_defaults.discard(str(name))
+            self._disabled_defaults.discard(str(name))
         if built_in:
             check_schedule(instance, listeners, schedule)
         changes_training = "on_update" in listeners or hook_attribute(instance, "intervene")
@@ -194,7 +194,7 @@ class Registry:
             # The other ranks wait in its collectives, whatever has happened to it on this one.
             policy="raise" if is_collective else check_policy(str(policy)),
             schedule=schedule if schedule != Schedule() else own_schedule,
-            enabled=enabled and str(name) not in self._removed_defaults,
+            enabled=enabled and str(name) not in self._disabled_defaults,
             last=last or bool(hook_attribute(instance, "runs_last")),
             before=names(before, "before"),
             after=names(after, "after"),
@@ -319,11 +319,13 @@ class Registry:
 
     def enable(self, name: str) -> None:
         """Enable a hook again; it keeps its position."""
-        self._switch(name, True)
+        if not self._is_added_later(name, enabled=True):
+            self._switch(name, True)
 
     def disable(self, name: str) -> None:
         """Disable a hook without removing it."""
-        self._switch(name, False)
+        if not self._is_added_later(name, enabled=False):
+            self._switch(name, False)
 
     def is_enabled(self, name: str) -> bool:
         """Return whether a hook is enabled."""
@@ -335,13 +337,18 @@ class Registry:
         A hook that a trainer adds to its runs by default (`console_log`) can be removed before it is there, for which
         None is returned; the trainer's runs then have it disabled.
         """
-        if name in DEFAULT_HOOKS:
-            self._removed_defaults.add(name)
-            if name not in self._entries:
-                return None
+        if self._is_added_later(name, enabled=False):
+            return None
         entry = self.entry(name)
         self._remove_entry(entry)
         return entry.hook
+
+    def _is_added_later(self, name: str, enabled: bool) -> bool:
+        """Remember whether a default hook is enabled when a run adds it; return whether none has done so yet."""
+        if name not in DEFAULT_HOOKS:
+            return False
+        (self._disabled_defaults.discard if enabled else self._disabled_defaults.add)(name)
+        return name not in self._entries
 
     def remove_hook(self, name: str = "", *, hook_id: str = "") -> Any:
         """Detach a hook, close it, and return it; `hook_id` is its name in the methods for captures."""
