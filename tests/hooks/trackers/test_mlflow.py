@@ -88,7 +88,7 @@ def write_config(uri: str) -> None:
 
 @pytest.mark.parametrize(
     "place", ["{out}/x.db", "sqlite:///{out}/x.db", "file://{out}/x", "../out/x", "%2e%2e/out/x",
-              "sqlite:///file:{out}/x.db?uri=true", "link/x"],
+              "sqlite:///file:{out}/x.db?uri=true", "link/x", "sqlite:///../out/new/../../here/x.db"],
 )  # fmt: skip
 def test_a_config_file_cannot_choose_a_store_elsewhere(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -192,9 +192,14 @@ def stores_allowed(uris: Iterable[str]) -> Iterator[None]:
 def path_of(uri: str) -> Path | None:
     """Return the path of a local store as MLflow reads it; None if it is not plainly a path."""
     if uri.startswith("sqlite:"):
-        path = uri.removeprefix("sqlite:///").partition("?")[0]
-        return None if path.startswith(("sqlite:", "file:")) else Path(path)  # SQLite reads file: as a URI of its own
-    return Path(url2pathname(urlsplit(uri).path if uri.startswith("file:") else uri))
+        text = uri.removeprefix("sqlite:///").partition("?")[0]
+        if text.startswith(("sqlite:", "file:")):  # SQLite reads file: as a URI of its own
+            return None
+    else:
+        text = url2pathname(urlsplit(uri).path if uri.startswith("file:") else uri)
+    path = Path(text)
+    # MLflow makes every directory of a path, also those from which ".." leads back.
+    return path if path == Path(os.path.normpath(path)) else None
 
 
 def is_local(uri: str) -> bool:
