@@ -287,11 +287,14 @@ class Ranks:
         return self._watch.blamed() or error
 
     def meet(self) -> None:
-        """Wait until all ranks are at the end of the run; the watch ends."""
+        """Wait until all ranks are at the end of the run."""
         if self._group is not None:
             self.total([0])
-            if self._watch is not None:
-                self._watch.stop()
+
+    def stop_watching(self) -> None:
+        """End the watch: the run waits for no other rank from now on, and they may end their processes."""
+        if self._watch is not None:
+            self._watch.stop()
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.world_size}"

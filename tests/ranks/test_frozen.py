@@ -32,8 +32,8 @@ def wait_until_stopped(pid: int) -> None:
         time.sleep(0.05)
 
 
-def freeze(rank: int, folder: str, frozen: int, in_collective: bool) -> None:
-    """Train until a rank stops itself after step 3, in a hook or in the next backward pass.
+def freeze(rank: int, folder: str, frozen: int, where: str) -> None:
+    """Train until a rank stops itself: after step 3, in the next backward pass, or while the record is closed.
 
     When the other one has ended, the stopped process is ended, too.
     """
@@ -51,21 +51,24 @@ def freeze(rank: int, folder: str, frozen: int, in_collective: bool) -> None:
 
     def stop() -> None:
         if rank != frozen:
-            if in_collective:
+            if where == "backward":
                 wait_until_stopped(pids[frozen])
-        elif in_collective:
+        elif where == "backward":
             Thread(target=stop_when_in_backward, args=(get_ident(),), daemon=True).start()
         else:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    trainer.on("step_end", at=3)(stop)
+    if where == "close":
+        trainer.change_audit.finish = stop  # called after the last hook
+    else:
+        trainer.on("step_end", at=3)(stop)
     trainer.train()
 
 
-@pytest.mark.parametrize(("frozen", "in_collective"), [(0, False), (1, False), (1, True)])
-def test_a_frozen_rank_is_noticed(frozen: int, in_collective: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("frozen", "where"), [(0, "step"), (1, "step"), (1, "backward"), (0, "close"), (1, "close")])
+def test_a_frozen_rank_is_noticed(frozen: int, where: str, tmp_path: Path) -> None:
     """Also if the ranks wait for each other, at the same place; the frozen one no longer beats."""
-    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, in_collective, check=False)
+    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, where, check=False)
     other = results[1 - frozen]
     assert other.exit_code == 1, other.error + other.output
     why = "its process has not answered for 5 s" if frozen == 0 else "no batch for 5 s"

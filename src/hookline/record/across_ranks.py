@@ -184,6 +184,8 @@ class SharedRecord(Record):
             return torch.cat([part.sums(highest) for part, highest in of_each])
 
         maxima, totals = self._ranks.exchange(torch.cat(own_maxima), sums)
+        if self._closed:  # these were the run's last numbers
+            self._ranks.stop_watching()
         of_each = zip(torch.split(maxima, lengths), torch.split(totals, [part.count for part in shared]), strict=True)
         return [entry for part, numbers in zip(shared, of_each, strict=True) for entry in part.finish(*numbers)]
 
