@@ -328,8 +328,35 @@ def test_a_grad_scaler() -> None:
 
 def test_a_step_that_the_scaler_skips_vanishes_unless_the_loop_says_so() -> None:
     """The known limit of `scaler.step(optimizer)`: nothing is called where the scaler skips."""
-    _, hl, _ = train_scaled([], tells=False)
-    assert hl.run.step == 5 and hl.run.skipped_steps == 0
+    events = Events()
+    _, hl, _ = train_scaled([events], tells=False)
+    assert hl.run.step == 5 and "step_skipped" not in events.names()
+
+
+@pytest.mark.parametrize("reads_batches", [False, True])
+@pytest.mark.parametrize("skips", ["loop", "scaler"])
+def test_the_loss_of_a_step_that_the_loop_leaves_out_is_in_no_other(skips: str, reads_batches: bool) -> None:
+    """Where the gradients are gone when the next backward pass begins, no step was made of them."""
+    model, optimizer = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16) if skips == "scaler" else None
+    losses = []
+    with hookline.attach(model, optimizer, scaler=scaler) as hl:
+        for number, batch in enumerate(hl.batches(batches()) if reads_batches else batches(), 1):
+            loss = loss_of(model, batch)
+            if number == 3 and scaler is not None:
+                loss = loss * 1e38
+            elif number != 3:
+                losses.append(loss.item())
+            hl.backward(loss)
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            elif number != 3:
+                optimizer.step()
+            optimizer.zero_grad()
+    assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(losses)
+    assert hl.run.skipped_steps == 1
+    assert [(event["kind"], event["step"]) for event in events_of(hl)] == [("step_skipped", 3)]
 
 
 @pytest.mark.parametrize("hook", [ClipNorm(1.0), "gradient_monitor", SkipInUpdate()])

@@ -252,7 +252,7 @@ class ForeignRun(ForeignCheckpoints):
         """Take the loss of a backward pass that begins, and fire on_before_backward."""
         if self._repeats:
             return
-        self._enter()
+        self.forget_lost_step()
         self._had_loss = True
         args = self.event_args
         args.set_loss(loss)
