@@ -119,6 +119,41 @@ def test_state_dict_counts_the_step_before_it() -> None:
     assert [row["step"] for row in rows_of(hl)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("saver", ["save", "state_dict", "hook"])
+def test_what_was_saved_after_an_epoch_resumes_with_the_next(saver: str) -> None:
+    """A loop saves after the last batch and its validation, where the epoch is not over yet for its hooks."""
+
+    class Epochs(hookline.TrainingHook):
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        def on_epoch_end(self, epoch: int, step: int) -> None:
+            self.seen.append((epoch, step))
+
+    def run_epochs(count: int) -> dict[str, Any]:
+        for _ in range(count):
+            train(model, optimizer, hl.batches(batches(3)), hl)
+            with hl.validation():
+                hl.log("val/loss", 0.5)
+            if saver == "save":
+                hl.save()
+        return hl.state_dict()
+
+    config = {"lifecycle": [{"name": "checkpoint", "monitor": "val/loss"}]} if saver == "hook" else None
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, config) as hl:
+        state = run_epochs(2)
+    first = hl.run.run_dir
+    with hookline.attach(model, optimizer, hooks=[epochs := Epochs()]) as hl:
+        if saver == "state_dict":
+            hl.load_state_dict(state)
+        else:
+            hl.load(first)
+        run_epochs(2)
+    before = 0 if saver == "hook" else 1  # The hook keeps the best checkpoint, which is the first of equals.
+    assert epochs.seen == [(before + 1, 3 * before + 6), (before + 2, 3 * before + 9)]
+
+
 def test_save_between_backward_and_step_waits_for_the_step() -> None:
     """A checkpoint is that of a whole step."""
     model, optimizer = make()

@@ -232,6 +232,8 @@ class Attached:
             yield batch
             if self.should_stop:
                 break
+        else:
+            run.progress.epoch_over = True  # What resumes from here on begins with the next epoch.
         run.settle()
 
     def backward(self, loss: Tensor, **options: Any) -> None:

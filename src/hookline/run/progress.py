@@ -21,7 +21,7 @@ class Progress:
         self.step = 0  # optimizer steps begun
         self.steps_done = 0  # optimizer steps completed
         self.epoch = 0
-        self.epoch_over = False  # on_epoch_end has fired and the next epoch has not begun
+        self.epoch_over = False  # no batch of this epoch follows, and the next one has not begun
         self.batch_idx = -1  # micro-batches of this epoch, from 0
         self.batches_before = 0  # micro-batches of earlier epochs
         self.tokens_seen = 0  # by this rank
