@@ -143,6 +143,6 @@ class Hooks(HostedHooks, Callback):
                 file.unlink(missing_ok=True)
 
     def send_to_host(self, numbers: Mapping[str, float], step: int) -> None:
-        """Pass numbers to Lightning's loggers."""
+        """Pass numbers to Lightning's loggers, for which the first step is 0."""
         for each in self._trainer.loggers:
-            each.log_metrics(dict(numbers), step=step)
+            each.log_metrics(dict(numbers), step=max(step - 1, 0))

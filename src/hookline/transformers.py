@@ -155,12 +155,17 @@ class Hooks(HostedHooks, TrainerCallback):
             self.log_from_host({name: logs[name] for name in names})
 
     def send_to_host(self, numbers: Mapping[str, float], step: int) -> None:
-        """Let the Trainer log numbers: for its history and every reporter."""
+        """Let the Trainer log numbers, for its history and every reporter: they take the step from its state."""
+        state = self._trainer.state
+        now = state.global_step, state.epoch
+        if step != state.global_step:  # The record is written every few steps.
+            state.global_step, state.epoch = step, state.epoch and state.epoch * step / state.global_step
         self._is_logging = True
         try:
             self._trainer.log(dict(numbers))
         finally:
             self._is_logging = False
+            state.global_step, state.epoch = now
 
     def stop_host(self) -> None:
         """Set `should_training_stop`."""

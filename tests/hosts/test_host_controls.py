@@ -1,5 +1,6 @@
 """Stops, saves, metrics, state and failures go through the host's own controls, loggers and checkpoints."""
 
+import csv
 import re
 from importlib import metadata
 from pathlib import Path
@@ -157,9 +158,13 @@ def test_metrics_reach_lightnings_logger(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     loop = Loop("lightning", hooks=[Counter()], options={"logger": logger}, **VALIDATION).run()
     logger.save()
-    lines = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
-    counted = lines[0].split(",").index("counted")
-    assert {line.split(",")[counted] for line in lines[1:]} >= {str(count) for count in range(1, 9)}
+    with (Path(logger.log_dir) / "metrics.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["step"], line["counted"]) for line in lines if line["counted"]] == [
+        (str(step), str(step + 1))
+        for step in range(8)  # the numbers that Lightning's own rows have
+    ]
+    assert [line["step"] for line in lines if line["seen"]] == [str(step) for step in range(8)]
     assert "val/loss" not in lines[0] and "val_loss" in lines[0]
     seen = [row["seen"] for row in read_metrics(Path("runs") / loop.control.run_id) if "seen" in row]
     assert seen == [0, 1, 2, 3] * 2
@@ -169,7 +174,10 @@ def test_metrics_reach_the_log_of_transformers() -> None:
     """What a hook logs is in the Trainer's history, and what the Trainer logs is in our record."""
     loop = Loop("transformers", hooks=[Counter()], options={"max_grad_norm": 1e9}).run()
     history = loop.host_trainer.state.log_history
-    assert [entry["counted"] for entry in history if "counted" in entry][-1] == 8
+    theirs = {entry["step"]: entry["epoch"] for entry in history if "loss" in entry}
+    ours = [(entry["counted"], entry["step"], entry["epoch"]) for entry in history if "counted" in entry]
+    assert ours == [(step, step, pytest.approx(theirs[step])) for step in range(1, 9)]
+    assert loop.host_trainer.state.global_step == 8 and loop.host_trainer.state.epoch == 2
     rows = read_metrics(Path("runs") / loop.control.run_id)
     assert [row["step"] for row in rows if "grad_norm" in row] == list(range(1, 9))
 
