@@ -83,6 +83,16 @@ def test_a_good_hook_passes() -> None:
     assert_within_budget(MeanLoss(), microseconds_per_step=5000, calls_per_step=200)
 
 
+def test_a_hook_that_draws_is_resumable() -> None:
+    """Its own random streams begin with the same call, whatever interrupts the run at its event."""
+
+    class Noise(UpdateHook):
+        def on_update(self, grads: Any) -> Any:
+            return {name: grad + 0.1 * torch.randn_like(grad) for name, grad in grads.items()}
+
+    assert_resumable(Noise())
+
+
 def test_a_forgotten_state_is_told() -> None:
     """With the metric, the two values, where the run was killed, and the attribute that was not saved."""
     words = (

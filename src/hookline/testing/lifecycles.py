@@ -137,6 +137,7 @@ def interrupt(run: SyntheticTrainer, event: str, kind: type[BaseException]) -> N
 
     function: Any = raises_in_chain if event == "on_update" else raises
     function.runs_last = True
+    function.isolate_rng = False  # A hook that draws from training's streams is identified as soon as it is alone.
     run.hooks.register(function, "interruption", event=event, on_error="raise")
 
 
