@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hookline.errors import HooklineError
-from hookline.hosts.adapter import HostedHooks, end_with
+from hookline.hosts.adapter import HostedHooks, replace_method
 from hookline.hosts.truth import IGNITE
 from hookline.hosts.versions import check_version
 
@@ -83,7 +83,7 @@ class Hooks(HostedHooks):
             evaluator.add_event_handler(Events.STARTED, self._begin_validation)
             evaluator.add_event_handler(Events.COMPLETED, lambda: self._end_validation(evaluator.state.metrics))
         # A handler of EXCEPTION_RAISED would have to raise again, and then no handler after it is called.
-        end_with(engine, "run", self.end_run)
+        replace_method(engine, "run", self.watch)
 
     def _start(self) -> None:
         lacks = () if self._evaluator is not None else ("can_validate",)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from hookline._console import logger
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError
-from hookline.hosts.adapter import HostedHooks, end_with
+from hookline.hosts.adapter import HostedHooks, replace_method
 from hookline.hosts.attach import inner_optimizer
 from hookline.hosts.truth import TRANSFORMERS
 from hookline.hosts.versions import check_version
@@ -43,7 +42,7 @@ class Hooks(HostedHooks, TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let an exception that leaves `train` end the run: callbacks do not hear of it."""
         self._trainer = calling_trainer()
-        end_with(self._trainer, "train", self.end_run)
+        replace_method(self._trainer, "train", self.watch)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Begin the run, with the state of the checkpoint that the Trainer resumes from."""
@@ -62,21 +61,12 @@ class Hooks(HostedHooks, TrainerCallback):
             lacks=() if args.eval_strategy != "no" else ("can_validate",),
             step=state.global_step,
         )
-        self._replaced = {
-            name: replace_method(trainer, name, wrapper)
-            for name, wrapper in (("compute_loss", self._compute_loss), ("training_step", self._training_step))
-        }
+        for name, wrapper in (("compute_loss", self._compute_loss), ("training_step", self._training_step)):
+            self.run.until_end.callback(replace_method(trainer, name, wrapper))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the run."""
         self.end_run()
-
-    def end_run(self, error: BaseException | None = None) -> None:
-        """End the run, and give the Trainer its methods back."""
-        if self.is_running:
-            for restore in self._replaced.values():
-                restore()
-        super().end_run(error)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin an epoch."""
@@ -97,11 +87,7 @@ class Hooks(HostedHooks, TrainerCallback):
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Count the loss of a micro-batch once its backward pass is done; an exception ends the run."""
         self._is_open = False
-        try:
-            loss = original(*args, **kwargs)
-        except BaseException as error:  # After `add_callback`, no other code of ours sees it.
-            self.end_run(error)
-            raise
+        loss = self.watch(original, *args, **kwargs)  # After `add_callback`, no other code of ours sees an exception.
         if self._is_open:
             self.run.backward_ends()
         return loss
@@ -210,10 +196,3 @@ def calling_trainer() -> Any:
             return caller
         frame = frame.f_back
     raise HooklineError("hookline.transformers.Hooks is a callback: pass callbacks=[…] to a transformers.Trainer")
-
-
-def replace_method(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """Put a function around a method of one object; return what takes it away again."""
-    attribute = vars(owner).get(name)
-    setattr(owner, name, partial(wrapper, getattr(owner, name)))
-    return partial(delattr, owner, name) if attribute is None else partial(setattr, owner, name, attribute)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from hookline.errors import HooklineError
 from hookline.hosts.attach import Attached, check_model, plain_section
 from hookline.hosts.foreign import ForeignRun, StepFn
 from hookline.hosts.truth import Host
-from hookline.record.layers import LayerRow
 from hookline.run.manager import HookManager
 from hookline.run.outputs import single_numbers
 
@@ -114,6 +113,14 @@ class HostedHooks:
             validation.close()
         attached.end(error)
 
+    def watch(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the host. An exception ends the run: hosts have no event that tells of all of them."""
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:
+            self.end_run(error)
+            raise
+
     @property
     def attached(self) -> Attached:
         """The hooks of the training in progress."""
@@ -183,12 +190,6 @@ class HostedHooks:
             if numbers := {name: value for name, value in row.items() if name not in known}:
                 self.send_to_host(numbers, row["step"])
 
-    def write_layers(self, rows: Sequence[LayerRow]) -> None:
-        """Send nothing: hosts log numbers."""
-
-    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Send nothing: hosts log numbers."""
-
     # ---- the host's checkpoints --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,16 +205,8 @@ class HostedHooks:
         self._saved = state_dict or None
 
 
-def end_with(owner: Any, method: str, end: Callable[[BaseException], None]) -> None:
-    """Let an exception that leaves a method of an object end the run; hosts have no event that tells of all of them."""
-    original = getattr(owner, method)
-
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            end(error)
-            raise
-
-    setattr(owner, method, call)
+def replace_method(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
+    """Put a function around a method of one object; return what takes it away again."""
+    attribute = vars(owner).get(name)
+    setattr(owner, name, partial(wrapper, getattr(owner, name)))
+    return partial(delattr, owner, name) if attribute is None else partial(setattr, owner, name, attribute)

@@ -18,7 +18,6 @@ from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.format import Section, decode
 from hookline.errors import HooklineError, error_text
 from hookline.hosts.foreign import ForeignRun
-from hookline.hosts.truth import ATTACH, Host
 from hookline.hosts.versions import check_version
 from hookline.ranks import own_rank
 from hookline.run.manager import HookManager
@@ -86,9 +85,7 @@ class Attached:
         step_fn: Runs a batch again.
         output_dir: Where the run's directory goes.
         allow: Prefixes of dotted paths that a config may name.
-        host: The kind of loop.
-        may_change: Whether hooks may change training.
-        prints: Whether the closing line is printed.
+        **of_run: The host, and what else `ForeignRun` takes.
     """
 
     def __init__(
@@ -103,9 +100,7 @@ class Attached:
         step_fn: Callable[[torch.nn.Module, Any], Tensor] | None = None,
         output_dir: str | Path | None = "runs",
         allow: Iterable[str] = (),
-        host: Host = ATTACH,
-        may_change: bool = True,
-        prints: bool = True,
+        **of_run: Any,
     ) -> None:
         check_model(model)
         check_options(hooks, scaler, accelerator, step_fn, output_dir)
@@ -117,8 +112,8 @@ class Attached:
         optimizers = inner_optimizers(optimizer)
         manager = hooks if isinstance(hooks, HookManager) else HookManager()
         self.run = ForeignRun(
-            model, optimizers, manager, host=host, scaler=self._scaler, ranks=own_rank(),
-            step_fn=step_fn, output_dir=output_dir, may_change=may_change, prints=prints,
+            model, optimizers, manager, scaler=self._scaler, ranks=own_rank(), step_fn=step_fn, output_dir=output_dir,
+            **of_run,
         )  # fmt: skip
         if config is not None:
             manager.load(config, allow=allow)

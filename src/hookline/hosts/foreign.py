@@ -23,7 +23,7 @@ from hookline.core.catalog import CATALOG
 from hookline.core.entry import Entry
 from hookline.errors import RegistrationError
 from hookline.hosts.checkpoints import ForeignCheckpoints
-from hookline.hosts.truth import Host
+from hookline.hosts.truth import ATTACH, Host
 from hookline.ranks import Ranks
 from hookline.run.engine import Engine
 from hookline.run.epoch_stats import EpochStats
@@ -97,7 +97,6 @@ class ForeignRun(ForeignCheckpoints):
         host: The kind of loop: the meaning of its events, and its capabilities.
         scaler: The loop's GradScaler.
         ranks: The process of the run, which acts alone: losses are those of this process.
-        config: The config that hooks see as `trainer.config`.
         step_fn: ``(model, batch) -> loss``, to run a batch again.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
         may_change: Whether hooks may change training; else those that do are refused.
@@ -115,10 +114,9 @@ class ForeignRun(ForeignCheckpoints):
         optimizers: Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
         hooks: HookManager | Iterable[Any] | None = None,
         *,
-        host: Host,
+        host: Host = ATTACH,
         scaler: Any = None,
         ranks: Ranks | None = None,
-        config: Any = None,
         step_fn: StepFn | None = None,
         output_dir: str | Path | None = None,
         may_change: bool = True,
@@ -151,7 +149,7 @@ class ForeignRun(ForeignCheckpoints):
         self.has_unscaled_gradients = scaler is None or not is_fused
         engine = ForeignEngine(next((param.device for param in model.parameters()), torch.device("cpu")))
         engine.scaler = scaler
-        super().__init__(model, listed, hooks, engine=engine, ranks=ranks, config=config, output_dir=output_dir)
+        super().__init__(model, listed, hooks, engine=engine, ranks=ranks, output_dir=output_dir)
 
     def connect_hooks(self) -> None:
         """Let forward hooks begin a micro-batch with the first forward pass of it."""

@@ -81,22 +81,22 @@ ATTACH = Host(
 
 RERUN_THERE = "pass `step_fn=`, a function `(model, batch) -> loss`"
 CALLED_THERE = f"the model itself is called there, unless it is compiled or sharded; or {RERUN_THERE}"
-VALIDATION_BATCHES_THERE = "the batches of a validation stay in the host's loop: leave the hook out"
-UNFUSED = ATTACH.lacks["has_unscaled_gradients"]
-NO_DIRECTORY = ATTACH.lacks["can_save"]
+THERE = ATTACH.lacks | {
+    "can_rerun": CALLED_THERE,
+    "knows_validation_batches": "the batches of a validation stay in the host's loop: leave the hook out",
+}
+"""What other trainers lack, unless they say something else."""
 AT_STEP = "as the optimizer's step begins, once the loss scale is taken out: what the host clipped before is clipped"
 FINAL = "as the optimizer's step begins, after the host's clipping and the update chain: what the optimizer uses"
 
 LIGHTNING = Host(
     "lightning",
     "Lightning",
-    lacks={
+    lacks=THERE
+    | {
         "can_rerun": RERUN_THERE,
-        "knows_validation_batches": VALIDATION_BATCHES_THERE,
         "can_validate": "give the module a `validation_step` and `fit` validation batches",
         "knows_loss": "let `training_step` return the loss",
-        "can_save": NO_DIRECTORY,
-        "has_unscaled_gradients": UNFUSED,
     },
     events={
         "on_train_start": "at Lightning's on_train_start: weights are restored, the sanity check is over",
@@ -119,16 +119,9 @@ LIGHTNING = Host(
 TRANSFORMERS = Host(
     "transformers",
     "the Trainer of transformers",
-    lacks={
-        "can_rerun": CALLED_THERE,
-        "knows_validation_batches": VALIDATION_BATCHES_THERE,
-        "can_validate": "set `eval_strategy`",
-        "knows_loss": "let `training_step` call `compute_loss`",
-        "knows_batches": "let `training_step` call `compute_loss`",
-        "knows_windows": "let `training_step` call `compute_loss`",
-        "can_save": NO_DIRECTORY,
-        "has_unscaled_gradients": UNFUSED,
-    },
+    lacks=THERE
+    | {"can_validate": "set `eval_strategy`"}
+    | dict.fromkeys(("knows_loss", "knows_batches", "knows_windows"), "let `training_step` call `compute_loss`"),
     events={
         "on_train_start": "at on_train_begin: weights are restored",
         "on_train_batch_start": "before `compute_loss`",
@@ -154,13 +147,10 @@ TRANSFORMERS = Host(
 IGNITE = Host(
     "ignite",
     "Ignite",
-    lacks={
-        "can_rerun": CALLED_THERE,
-        "knows_validation_batches": VALIDATION_BATCHES_THERE,
+    lacks=THERE
+    | {
         "can_validate": "pass `evaluator=`, the engine that validates",
         "knows_loss": "call `hl.backward(loss)` in the function of your engine",
-        "can_save": NO_DIRECTORY,
-        "has_unscaled_gradients": UNFUSED,
     },
     events={
         "on_train_start": "at STARTED",
@@ -188,17 +178,9 @@ RUN = Host(
     "run",
     "hookline run",
     cannot=frozenset({"can_stop", "can_validate", "knows_batches", "knows_windows", "knows_validation_batches"}),
-    lacks={
-        "can_rerun": UNEDITED,
-        "can_stop": UNEDITED,
-        "can_validate": UNEDITED,
-        "can_skip_steps": "pass --allow-changes",
-        "knows_validation_batches": VALIDATION_BATCHES,
-        "knows_batches": UNEDITED,
-        "knows_windows": UNEDITED,
-        "knows_loss": "compute the gradients with `loss.backward()`",
-        "has_unscaled_gradients": ATTACH.lacks["has_unscaled_gradients"],
-    },
+    lacks=ATTACH.lacks
+    | dict.fromkeys(("can_rerun", "can_stop", "can_validate", "knows_batches", "knows_windows"), UNEDITED)
+    | {"can_skip_steps": "pass --allow-changes", "knows_loss": "compute the gradients with `loss.backward()`"},
     events={
         "on_train_start": "as the first optimizer makes its first step",
         "on_before_backward": "the loss is not scaled; those of the first step are reported as it is made",
