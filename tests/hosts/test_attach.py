@@ -144,6 +144,16 @@ def test_what_ends_a_step(what: str) -> None:
     assert ended() and [row["step"] for row in rows_of(hl)] == [1]
 
 
+def test_a_step_before_an_epoch_is_not_in_it() -> None:
+    """A loop may warm up before it reads batches; that step ends before the epoch begins."""
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, hooks=[events := Events()]) as hl:
+        train(model, optimizer, batches(1))
+        train(model, optimizer, hl.batches(batches(1)), hl)
+    names = [event for event in events.seen if event.startswith(("step_end", "epoch"))]
+    assert names == ["step_end 1", "epoch_start 1", "step_end 2", "epoch_end 2"]
+
+
 def test_validations_early_stopping_and_the_best_checkpoint() -> None:
     """What is logged inside of a validation is what these hooks read; the loop over batches ends when one stops it."""
     model, optimizer = make()

@@ -397,9 +397,9 @@ class Attached:
 
     def end_epoch(self) -> None:
         """End the epoch whose batches were read, and carry out what hooks ask for at its end."""
+        self.run.settle()
         if self._epoch_is_open:
             self._epoch_is_open = False
-            self.run.settle()
             self.run.end_epoch()
             self.run.at_boundary()
 
