@@ -222,6 +222,25 @@ def test_accumulation(lines: str) -> None:
         assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(sums, rel=1e-6)
 
 
+@pytest.mark.parametrize("reads_batches", [False, True])
+def test_several_losses_of_a_batch_are_one_step(reads_batches: bool) -> None:
+    """Each with a backward pass of its own, as the two halves of a discriminator's loss: the step's loss is their sum."""
+    model, optimizer = make()
+    losses = []
+    with hookline.attach(model, optimizer, hooks=[events := Events()]) as hl:
+        for batch in hl.batches(batches(3)) if reads_batches else batches(3):
+            parts = [loss_of(model, batch), 0.5 * loss_of(model, batch)]
+            losses.append(sum(part.item() for part in parts))
+            for part in parts:
+                hl.backward(part)
+            optimizer.step()
+            optimizer.zero_grad()
+    names = events.names()
+    assert names.count("step_end") == names.count("gradients_ready") == 3 and names.count("before_backward") == 6
+    assert names.count("train_batch_end") == (3 if reads_batches else 0)
+    assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(losses)
+
+
 def train_by_closures(
     kind: Any, hooks: list[Any] | None, lines: str = "none", leave_out: int | None = None
 ) -> tuple[list[float], int, dict[str, torch.Tensor], Any]:

@@ -86,6 +86,24 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
         assert recorder.losses[0] == pytest.approx(sum(first_losses()) / 2), host
 
 
+def test_transformers_sums_the_losses_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that takes `num_items_in_batch` returns a share of the step's loss; the recorded loss is their sum."""
+
+    def forward(self: Net, inputs: Any, labels: Any, num_items_in_batch: Any = None, **_: Any) -> dict[str, Any]:
+        seen = plain(self, inputs, labels)
+        if num_items_in_batch is not None:
+            seen["loss"] = seen["loss"] * labels.numel() / num_items_in_batch
+        return seen
+
+    plain = Net.forward
+    monkeypatch.setattr(Net, "forward", forward)
+    loop = Loop("transformers", hooks=[recorder := Recorder(), seen := Seen()], accumulate=2).run()
+    shown = [entry["loss"] for entry in loop.host_trainer.state.log_history if "loss" in entry]
+    assert recorder.losses == pytest.approx(shown, rel=1e-4) and recorder.losses[0] > seen.losses[0]
+    assert recorder.losses[0] == pytest.approx(sum(first_losses()) / 2)
+    assert seen.losses[:2] == pytest.approx([loss / 2 for loss in first_losses()])
+
+
 def test_lightning_steps_after_its_clipping() -> None:
     """A callback of Lightning's sees the gradients before clipping; hooks see those that the optimizer uses."""
     shown: list[float] = []
