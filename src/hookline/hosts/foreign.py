@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,6 @@ class ForeignRun(ForeignCheckpoints):
         self.can_skip_steps = self.can_skip_steps and may_change
         self.resume_from: Mapping[str, Any] | None = None  # what `begin` restores, of `state_sections`
         self._steps_together = not isinstance(optimizers, Mapping)
-        self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
-        self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
-        self._batch_is_open = False
-        self._is_over = False  # whether what comes next begins another micro-batch or step
         self._reads_batches = False  # whether the host says where batches begin
         self._hidden: list[tuple[torch.nn.Parameter, Tensor]] = []  # gradients that the optimizer must not see
         self._repeats = False  # whether an optimizer calls its closure once more
@@ -155,11 +152,13 @@ class ForeignRun(ForeignCheckpoints):
         """Let forward hooks begin a micro-batch with the first forward pass of it."""
         super().connect_hooks()
         self.hooks.dispatcher.begin_batch = self.forward_begins
-        self.connection.callback(self.hooks.add_registration_check(self._check_changes))
 
     def check_needs(self, entry: Entry) -> None:
         """Refuse a hook that needs more than this loop can do, is never due, or would be shown scaled gradients."""
         super().check_needs(entry)
+        if entry.intervenes and not self._may_change:
+            problem = f"hook {entry.name!r} changes training, which is not allowed here"
+            raise RegistrationError(f"{problem}; leave it out, or pass --allow-changes")
         counts = {mark.unit for mark in entry.schedule.marks} & {"epochs", "tokens"}
         if entry.schedule.loaders or (counts and not self.knows_batches):
             remedy = "count steps" if entry.schedule.loaders else f"count steps, or {self.remedy(['knows_batches'])}"
@@ -175,12 +174,6 @@ class ForeignRun(ForeignCheckpoints):
         if own_count and (entry.intervenes or (reads and self._is_sharded)):
             problem = f"{entry.name!r} runs {entry.schedule}, which each process counts for itself"
             raise RegistrationError(f"{problem}, and has to run on all of them at once; count steps")
-
-    def _check_changes(self, entry: Entry) -> None:
-        """Refuse a hook that changes training where hooks may not."""
-        if entry.intervenes and not self._may_change:
-            problem = f"hook {entry.name!r} changes training, which is not allowed here"
-            raise RegistrationError(f"{problem}; leave it out, or pass --allow-changes")
 
     def begin(self) -> None:
         """Set up the hooks, and fire on_train_start."""
@@ -512,8 +505,10 @@ class ForeignRun(ForeignCheckpoints):
     def reset_steps(self) -> None:
         """Begin with no step in progress."""
         super().reset_steps()
-        self._batch_is_open = self._is_over = False
-        self._stepping, self._made = [], []
+        self._batch_is_open = False
+        self._is_over = False  # whether what comes next begins another micro-batch or step
+        self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
+        self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
         self.calls.clear()
 
     @contextmanager
@@ -583,10 +578,7 @@ class ForeignRun(ForeignCheckpoints):
 
     def compute_again(self, model: torch.nn.Module) -> Callable[[Any], Tensor]:
         """Return what computes the loss of a batch."""
-        step_fn = self._step_fn
-        if step_fn is None:
-            return super().compute_again(model)
-        return lambda batch: step_fn(model, batch)
+        return super().compute_again(model) if self._step_fn is None else partial(self._step_fn, model)
 
     @property
     def prints(self) -> bool:
