@@ -19,22 +19,13 @@ from ignite.engine import Engine, Events  # noqa: E402 - an error of ours says w
 __all__ = ["Hooks", "attach"]
 
 
-def attach(
-    engine: Engine,
-    model: torch.nn.Module,
-    optimizer: Any,
-    config: Any = None,
-    *,
-    evaluator: Engine | None = None,
-    scaler: Any = None,
-    **options: Any,
-) -> Hooks:
-    """Attach hooks to an engine that trains, for each of its runs.
+class Hooks(HostedHooks):
+    """Hooks in an engine, for each of its runs; `hookline events --host ignite` tells what events mean there.
 
     >>> hl = hookline.ignite.attach(engine, model, optimizer, "hooks.yaml", evaluator=evaluator)
     >>> engine.run(loader, max_epochs=3)
 
-    What is returned can be saved by Ignite's `Checkpoint`: ``to_save={"engine": engine, "hooks": hl, …}``.
+    Ignite's `Checkpoint` can save them: ``to_save={"engine": engine, "hooks": hl, …}``.
 
     Args:
         engine: The engine that trains.
@@ -43,13 +34,8 @@ def attach(
         config: A config of hooks: the path of a YAML file, or a dict.
         evaluator: An engine that only validates: its runs are validations, its metrics are ``val/…``.
         scaler: The GradScaler of the engine, if it has one.
-        **options: What `Hooks` takes.
+        **options: What `hookline.attach` takes: hooks, step_fn, output_dir and allow.
     """
-    return Hooks(engine, model, optimizer, config, evaluator=evaluator, scaler=scaler, **options)
-
-
-class Hooks(HostedHooks):
-    """Hooks in an engine; `attach` makes them. `hookline events --host ignite` tells what events mean there."""
 
     host = IGNITE
 
@@ -80,8 +66,8 @@ class Hooks(HostedHooks):
         ):
             engine.add_event_handler(event, handler)
         if evaluator is not None:
-            evaluator.add_event_handler(Events.STARTED, self._begin_validation)
-            evaluator.add_event_handler(Events.COMPLETED, lambda: self._end_validation(evaluator.state.metrics))
+            evaluator.add_event_handler(Events.STARTED, self.begin_validation)
+            evaluator.add_event_handler(Events.COMPLETED, lambda: self.end_validation(evaluator.state.metrics))
         # A handler of EXCEPTION_RAISED would have to raise again, and then no handler after it is called.
         replace_method(engine, "run", self.watch)
 
@@ -111,14 +97,6 @@ class Hooks(HostedHooks):
         self.run.settle()
         self.obey()
 
-    def _begin_validation(self) -> None:
-        if self.is_running:
-            self.begin_validation()
-
-    def _end_validation(self, metrics: Mapping[str, Any]) -> None:
-        if self.is_running:
-            self.end_validation(metrics)
-
     # ---- what the engine's function may call -------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
@@ -145,3 +123,6 @@ class Hooks(HostedHooks):
     def send_to_host(self, numbers: Mapping[str, float], step: int) -> None:
         """Put numbers among the metrics of the engine, which its loggers read."""
         self._engine.state.metrics.update(numbers)
+
+
+attach = Hooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from hookline.run.manager import HookManager
 from hookline.run.outputs import single_numbers
 
 _AXES = {"step", "epoch", "time"}  # The fields of a row of metrics beside its numbers.
-_OF_VALIDATION = ("val/", "val_", "valid_", "eval/", "eval_", "test_")
+_OF_VALIDATION = re.compile("^(val|valid|eval|test)[/_]")
 
 
 class HostedHooks:
@@ -157,18 +158,20 @@ class HostedHooks:
     # ---- validations -------------------------------------------------------------------------------------------------
 
     def begin_validation(self) -> None:
-        """Fire on_validation_start, unless the validation has begun."""
-        if self._validation is None:
+        """Fire on_validation_start, unless the validation has begun or is not a part of training."""
+        if self.is_running and self._validation is None:
             self._validation = ExitStack()
             self._validation.enter_context(self.attached.validation())
 
     def end_validation(self, metrics: Mapping[str, Any]) -> None:
         """Fire on_validation_end, with the host's results as ``val/…``, and do what hooks ask for."""
+        if not self.is_running:
+            return
         self.begin_validation()
         for name, value in single_numbers(metrics).items():
-            prefix = next((prefix for prefix in _OF_VALIDATION if name.startswith(prefix)), "")
-            self.attached.log(f"val/{name.removeprefix(prefix)}", value)
-            self._from_host.add(f"val/{name.removeprefix(prefix)}")
+            ours = f"val/{_OF_VALIDATION.sub('', name)}"
+            self.attached.log(ours, value)
+            self._from_host.add(ours)
         validation, self._validation = self._validation, None
         assert validation is not None
         validation.close()
