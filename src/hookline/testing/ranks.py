@@ -70,10 +70,6 @@ class ThreadRanks(Ranks):
         """Return what a function returns on rank 0."""
         return self.gather(make() if self.rank == 0 else None)[0]
 
-    def total(self, numbers: Sequence[Any]) -> list[Any]:
-        """Add up numbers over the ranks."""
-        return self.send(numbers)()
-
     def send(self, numbers: Sequence[Any]) -> Callable[[], list[Any]]:
         """Begin to add up numbers."""
         receive = self._pass("total", list(numbers))
