@@ -53,12 +53,12 @@ def shown_by(row: dict[str, Any] | None) -> str:
 
 
 def lines_of_page(rows: list[tuple[str, str]], seen: dict[str, Any]) -> Iterator[str]:
-    """Yield the page line by line: a count, then one table per seed document."""
+    """Yield the page line by line: a count, then one table per document."""
     held = sum(1 for one, _ in rows if shown_by(seen.get(one)) != "not yet")
     yield HEAD
     yield f"{held} of {len(rows)} have a passing test."
-    for seed, members in groupby(rows, key=lambda row: row[0].split("-")[0]):
-        yield f"\n## Document {seed}\n"
+    for document, members in groupby(rows, key=lambda row: row[0].split("-")[0]):
+        yield f"\n## Document {document}\n"
         yield "| id | promise | shown by |"
         yield "|---|---|---|"
         for one, text in members:

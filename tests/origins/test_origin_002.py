@@ -123,7 +123,7 @@ class ConditionalHook(TrainerHooks):
 
 
 class SlackNotificationHook(TrainerHooks):
-    def __init__(self, webhook_url, notify_on=["training_end", "best_model"]):  # noqa: B006 - as written in the seed
+    def __init__(self, webhook_url, notify_on=["training_end", "best_model"]):  # noqa: B006 - as written in the document
         super().__init__()
         self.webhook_url = webhook_url
         self.notify_on = notify_on
@@ -225,7 +225,7 @@ class EfficientHook(TrainerHooks):
 
 
 class TrainerHooksInterface(TrainerHooks):
-    """The complete hook interface of the seed: every method with its full signature, recording its calls."""
+    """The complete hook interface of the document: every method with its full signature, recording its calls."""
 
     def __init__(self):
         super().__init__()
@@ -319,7 +319,7 @@ def make_trainer(config=None, **options):
 
 @pytest.mark.req("002-39", "002-40", "002-41", "002-47")
 def test_basic_custom_hook_runs_as_written(capsys):
-    """The seed's basic hook is called once at the start, at each epoch and at the end."""
+    """The document's basic hook is called once at the start, at each epoch and at the end."""
     trainer = make_trainer()
     trainer.hook_manager.register_hook(MyCustomHook(threshold=1e9))
     trainer.fit(batches(), max_epochs=2)
@@ -356,7 +356,7 @@ def test_basic_custom_hook_tracks_the_best_accuracy(capsys):
 
 @pytest.fixture
 def mypackage(tmp_path, monkeypatch):
-    """Write a user's package with the seed's hook in it."""
+    """Write a user's package with the document's hook in it."""
     package = tmp_path / "mypackage"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -730,7 +730,7 @@ def create_test_model():
 
 
 class SixArgumentHook(MyCustomHook):
-    """The seed's own test calls its hook with six values; this is the hook with the six-argument signature."""
+    """The document's own test calls its hook with six values; this is the hook with the six-argument signature."""
 
     def on_train_batch_end(self, trainer, batch, batch_idx, dataloader_idx, dataloader_name, metrics):
         super().on_train_batch_end(trainer, batch, dataloader_idx, dataloader_name, metrics)
@@ -738,7 +738,7 @@ class SixArgumentHook(MyCustomHook):
 
 @pytest.mark.req("002-83")
 def test_custom_hook():
-    """The seed's own test of a hook with a mock trainer, with the six-argument hook it calls."""
+    """The document's own test of a hook with a mock trainer, with the six-argument hook it calls."""
     # Create mock trainer
     mock_trainer = Mock()
     mock_trainer.model = create_test_model()

@@ -25,7 +25,7 @@ from hookline import (
 
 
 class MyHook(TrainingHook):
-    """The seed's interface block, recording what it gets."""
+    """The document's interface block, recording what it gets."""
 
     def __init__(self):
         self.calls = []
@@ -74,7 +74,7 @@ def make_trainer(count=6, **options):
 
 @pytest.mark.req("004-03", "004-04", "004-09", "004-24")
 def test_runner_block_dispatches_positionally():
-    """HookRunner([…]) passes the seed's five calls, by position, to every hook of its list."""
+    """HookRunner([…]) passes the document's five calls, by position, to every hook of its list."""
 
     class MyHook1(MyHook):
         pass
@@ -322,7 +322,7 @@ class GradHistogramHook(TrainingHook):
 
     def on_step_end(self, ctx: StepContext) -> None:
         if self._norms:
-            wandb.log(  # noqa: F821 - the seed's own call; the test provides it
+            wandb.log(  # noqa: F821 - the document's own call; the test provides it
                 {f"grad_norm/{n}": v for n, v in self._norms.items()},
                 step=ctx.step,
             )
@@ -330,7 +330,7 @@ class GradHistogramHook(TrainingHook):
 
 
 class PopulatedGradHistogramHook(GradHistogramHook):
-    """Does in one method what the seed says needs a patched loop."""
+    """Does in one method what the document says needs a patched loop."""
 
     def on_gradients_ready(self, grads) -> None:
         self._norms.update({name: grad.norm().item() for name, grad in grads.items()})
@@ -357,7 +357,7 @@ def test_grad_histogram_hook_is_really_populated(monkeypatch):
 
 @pytest.mark.req("004-31", "004-36")
 def test_the_gradient_monitor_sees_what_the_hook_stashes(monkeypatch):
-    """The built-in monitor records the same norms before clipping, and those after it, which the seed lacked."""
+    """The built-in monitor records the same norms before clipping, and those after it, which the document lacked."""
     logged = {}
     wandb = types.SimpleNamespace(log=lambda values, step: logged.update({step: values}))
     monkeypatch.setattr(sys.modules[__name__], "wandb", wandb, raising=False)
