@@ -223,6 +223,15 @@ def test_one_warning_per_module_and_condition(caplog: pytest.LogCaptureFixture) 
     assert len(lines) == 2 and lines[0].startswith("hook 'guard': 0: nan > 0 (1) at step 0, inference, call 1; output")
 
 
+def test_the_warning_about_a_whole_model_has_a_name_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The root module's name is empty; the warning calls it the model."""
+    caplog.set_level(logging.WARNING, LOGGER)
+    model = nn.Identity()
+    watched(model, Debug(nn.Identity), name="guard")
+    model(torch.tensor([math.nan, 1.0]))
+    assert caplog.records[0].getMessage().startswith("hook 'guard': the model: nan > 0 (1) at step 0")
+
+
 def test_the_table_is_readable() -> None:
     """One line per finding under a header, or 'no findings'."""
     model, hook = nn.Sequential(nn.Identity()), Debug("0", [{"max": "> 1"}, lambda name, output: True])

@@ -123,7 +123,8 @@ class Finding(ModuleCall):
         value = "" if self.value is None else f" ({self.value:g})"
         numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.statistics.items())
         when = f"step {self.step}, {self.phase}, call {self.call}"
-        return f"{self.module}: {self.condition}{value} at {when}; output {'; '.join(self.outputs)}; {numbers}"
+        where = self.module or "the model"  # The root module's name is empty.
+        return f"{where}: {self.condition}{value} at {when}; output {'; '.join(self.outputs)}; {numbers}"
 
 
 class Debug(BuiltInForwardHook):
