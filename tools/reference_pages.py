@@ -19,11 +19,11 @@ from pages import DOCS, table, visible
 from hookline import GenericTrainer, SimpleTrainer
 from hookline.build import generic_trainer
 from hookline.cli import COMMANDS, EXIT_CODES, Parser
-from hookline.cli.hooks import describe, docstring, first_sentence, kind_of, parameter_list, split_docstring
+from hookline.cli.hooks import describe, docstring, kind_of, parameter_list, sentence_of, split_docstring
 from hookline.config.hooks import RESERVED
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CAPABILITIES, CATALOG, Events
-from hookline.core.plugins import HOOKS, TABLES
+from hookline.core.plugins import HOOKS, TABLES, TRAINERS
 from hookline.record.events import EVENTS
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.trainer import Components
@@ -61,7 +61,7 @@ def hooks_index(factories: Mapping[str, Any]) -> str:
     lines = ["# Built-in hooks", "", GENERATED, "", "`hookline hooks` prints the same list in a terminal."]
     for kind, title in KINDS.items():
         rows = [
-            (f"[`{name}`]({name}.md)", visible(first_sentence(factory)))
+            (f"[`{name}`]({name}.md)", visible(sentence_of(markdown(factory))))
             for name, factory in factories.items()
             if kind_of(factory).startswith(kind)
         ]
@@ -72,20 +72,20 @@ def hooks_index(factories: Mapping[str, Any]) -> str:
 def hook_page(name: str, factory: Any) -> str:
     """Return the page of a built-in hook."""
     hook = describe(name)
-    text, meanings = hook["about"], {one["name"]: one["meaning"] for one in hook["parameters"]}
+    text, meanings = split_docstring(markdown(factory))
     lines = [
         f"# {name}",
         "",
         GENERATED,
         "",
-        visible(text),
+        visible("\n\n".join(text)),
         "",
         f"`hookline hooks {name}` prints this in a terminal.",
         "",
     ]
     if hook["parameters"]:
         rows = [
-            (f"`{one['name']}`", f"`{one['default']}`" if one["default"] else "required", meanings[one["name"]] or "")
+            (f"`{one['name']}`", f"`{one['default']}`" if one["default"] else "required", meanings.get(one["name"], ""))
             for one in hook["parameters"]
         ]
         lines += [
@@ -97,13 +97,18 @@ def hook_page(name: str, factory: Any) -> str:
     lines += ["## Behavior", "", *table((f"{hook['kind']} hook", ""), list(behavior(factory))), ""]
     required = "".join(f", {one['name']}: …" for one in hook["parameters"] if one["required"])
     kind = hook["kind"].split(" and ")[0]
-    own = set(meanings)
+    own = {one["name"] for one in hook["parameters"]}
     also = ", ".join(f"`{key}`" for key in RESERVED[1:] if key not in own)
     lines += [
         "## In a config", "", "```text", f"hooks: {{{kind}: [{{name: {name}{required}}}]}}", "```", "",
         f"The entry also takes {also}.", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def markdown(factory: Any) -> str:
+    """Return a docstring with its code marked as Markdown has it."""
+    return re.sub(r":\w+:(?=`)", "", docstring(factory).replace("``", "`"))  # torch's have roles, such as :math:
 
 
 def behavior(factory: Any) -> Iterator[tuple[str, str]]:
@@ -166,7 +171,7 @@ def options_page() -> str:
     ]  # fmt: skip
     lines = [*head, *table(("option", "default", "what it does"), rows)]
     for constructor in (SimpleTrainer, GenericTrainer, generic_trainer):
-        _, meanings = split_docstring(docstring(constructor))
+        _, meanings = split_docstring(markdown(constructor))
         names = [name for name in inspect.signature(constructor).parameters if name not in ("options", "more")]
         title = "get_trainer" if constructor is generic_trainer else constructor.__name__
         meanings = {**attribute_docstrings(Components), **meanings}
@@ -202,11 +207,13 @@ def components_page() -> str:
     for kind in TABLES:
         if kind is HOOKS:
             continue
-        rows = []
+        rows, options = [], {field.name for field in fields(TrainerOptions)} if kind is TRAINERS else set()
         for name in sorted(kind.built_in):
             factory = kind.find(name)
-            parameters = ", ".join(f"`{text}`" for text in parameter_list(factory))
-            rows.append((f"`{name}`", visible(first_sentence(factory)) if docstring(factory) else "", parameters))
+            names = [text for text in parameter_list(factory) if text.partition("=")[0] not in options]
+            parameters = ", ".join(f"`{text}`" for text in names)
+            parameters += ", and the [options](options.md)" if kind is TRAINERS else ""
+            rows.append((f"`{name}`", visible(sentence_of(markdown(factory))), parameters))
         lines += ["", f"## {kind.plural.capitalize()}", "", *table(("name", "what it is", "parameters"), rows)]
     return "\n".join(lines) + "\n"
 

@@ -83,7 +83,7 @@ def print_unread(console: Console) -> None:
 def describe(name: str) -> dict[str, Any]:
     """Return a hook for programs."""
     factory = HOOKS.find(name)
-    text, meanings = split_docstring(docstring(factory))
+    text, meanings = split_docstring(docstring(factory).replace("`", ""))
     parameters = [parameter.partition("=") for parameter in parameter_list(factory)]
     return {
         "name": name,
@@ -147,7 +147,7 @@ def docstring(factory: Any) -> str:
 
 def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
     """Return the paragraphs of a docstring, and what its Args section says about each parameter."""
-    parts = re.split(r"^(Args|Raises|Returns|Attributes):\s*$", text.replace("`", ""), flags=re.MULTILINE)
+    parts = re.split(r"^(Args|Raises|Returns|Attributes):\s*$", text, flags=re.MULTILINE)
     meanings: dict[str, str] = {}
     for title, section in zip(parts[1::2], parts[2::2], strict=True):
         if title == "Args":
@@ -184,7 +184,12 @@ def default_text(value: Any) -> str:
 
 
 def first_sentence(factory: Any) -> str:
-    """Return the first sentence of a docstring."""
-    text = " ".join(docstring(factory).replace("`", "").split())
-    sentence = re.match(r".*?[.!?](?=\s|$)", text)
-    return sentence[0] if sentence else text
+    """Return the first sentence of a docstring, as plain text."""
+    return sentence_of(docstring(factory).replace("`", ""))
+
+
+def sentence_of(text: str) -> str:
+    """Return the first sentence of a text, on one line."""
+    line = " ".join(text.split())
+    sentence = re.match(r".*?[.!?](?=\s|$)", line)
+    return sentence[0] if sentence else line
