@@ -64,6 +64,7 @@ docs: $(VENV)/.dev-stamp
 	$(BIN)/python tools/reference_pages.py
 	$(BIN)/python tools/api_page.py
 	$(BIN)/python tools/architecture_page.py
+	$(BIN)/python tools/decisions_page.py
 	$(BIN)/python tools/benchmarks_page.py
 	$(BIN)/python tools/compatibility_page.py
 	$(BIN)/python tools/requirements_page.py

@@ -25,13 +25,13 @@ REMEDY = "run `make docs` and commit what it writes"
 
 sys.path.insert(0, str(ROOT / "tools"))
 (
-    api_page, architecture_page, benchmarks_page, compatibility_page, events_page, matrix, pages, public_stub,
-    reference_pages,
+    api_page, architecture_page, benchmarks_page, compatibility_page, decisions_page, events_page, matrix, pages,
+    public_stub, reference_pages,
 ) = (
     import_module(name)
     for name in (
-        "api_page", "architecture_page", "benchmarks_page", "compatibility_page", "events_page", "matrix", "pages",
-        "public_stub", "reference_pages",
+        "api_page", "architecture_page", "benchmarks_page", "compatibility_page", "decisions_page", "events_page",
+        "matrix", "pages", "public_stub", "reference_pages",
     )
 )  # fmt: skip
 sys.path.remove(str(ROOT / "tools"))
@@ -39,6 +39,7 @@ sys.path.remove(str(ROOT / "tools"))
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "public names": ("reference/api.md", api_page.api_reference),
     "source tree": ("project/architecture.md", architecture_page.source_tree),
+    "decisions": ("project/decisions/index.md", decisions_page.decisions),
     "versions": ("help/compatibility.md", compatibility_page.versions),
     "matrix": ("help/compatibility.md", compatibility_page.matrix),
 }
