@@ -70,7 +70,7 @@ class SimpleTrainer(Trainer):
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: What every trainer takes; docs/reference/options.md lists it.
+        **more: What every trainer takes; `hookline help options` lists it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class AccelerateTrainer(Trainer):
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: What every trainer takes; docs/reference/options.md lists it.
+        **more: What every trainer takes; `hookline help options` lists it.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class GenericTrainer(Trainer):
         allow: Prefixes under which a config that was read from a file may name dotted paths.
         train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
         val_loaders: One loader of validation batches, or several by name; `fit` takes them, too.
-        **more: What every trainer takes; docs/reference/options.md lists it. Options override those of the config.
+        **more: What every trainer takes; `hookline help options` lists it. Options override those of the config.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ def get_trainer(
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
         device: Device to train on (default: cuda if available, else cpu).
-        **options: What else that trainer takes; docs/reference/options.md lists it.
+        **options: What else that trainer takes; `hookline help options` lists it.
 
     Raises:
         HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.

@@ -1,6 +1,6 @@
 """Test your own hooks: drive them through short runs, record what happens, and assert what a good hook keeps to.
 
-docs/how-to/testing-hooks.md shows how. The same things are pytest fixtures wherever Hookline is installed.
+`hookline help testing-hooks` shows how. The same things are pytest fixtures wherever Hookline is installed.
 """
 
 from hookline.testing.checks import assert_harmless, assert_resumable, assert_within_budget, small_trainer
