@@ -33,7 +33,7 @@ def _lines() -> Iterator[str]:
     yield from table(("the run", *(f"`{name}`" for name in HOSTS)), rows)
     for host in HOSTS.values():
         yield f"\n## {host.title[0].upper()}{host.title[1:]}\n"
-        yield f"An event that is not listed is {AS_EVERYWHERE}. A stop that a hook asks for: {host.stop}.\n"
+        yield f"Events that are not listed behave {AS_EVERYWHERE}. A stop that a hook asks for: {host.stop}.\n"
         meanings = [(f"`{name}`", host.meaning(event)) for name, event in CATALOG.items()]
         yield from table(("event", "there"), [row for row in meanings if row[1] != AS_EVERYWHERE])
 

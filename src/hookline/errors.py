@@ -79,7 +79,7 @@ class StopTraining(Exception):
 
 
 def error_text(error: BaseException) -> str:
-    """Return the class of an exception and its message, even if the message cannot be made.
+    """Return the class of an exception and its message, even if building the message fails.
 
     >>> error_text(ValueError("too large"))
     'ValueError: too large'

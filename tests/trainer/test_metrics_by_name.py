@@ -361,7 +361,7 @@ def test_any_error_of_a_constructor_names_the_metric() -> None:
         def __init__(self) -> None:
             raise ModuleNotFoundError("No module named 'transformers'")
 
-    with pytest.raises(ConfigError, match=r"metrics\.0: needs cannot be made: ModuleNotFoundError: No module named"):
+    with pytest.raises(ConfigError, match=r"metrics\.0: needs cannot be created: ModuleNotFoundError: No module named"):
         make_trainer(metrics=["needs"])
 
 

@@ -312,7 +312,7 @@ class DeadUnits:
     def _part(
         self, kind: str, step: int, epoch: int, copies: Sequence[tuple[Any, HostCopy]], use: UseTable
     ) -> SharedPart:
-        """Return the units of a window that are alive on this rank; dead on all ranks together is what none has alive.
+        """Return the units of a window that are alive on this rank; a unit is dead if it is alive on no rank.
 
         Args:
             kind: What it is; the same on all ranks.

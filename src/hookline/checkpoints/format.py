@@ -198,7 +198,7 @@ class Encoder:
         return {TAG: "tuple", "v": items} if isinstance(value, tuple) else items
 
     def _encode_tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
-        """Store a tensor unless it is there, and return the entry that names it."""
+        """Store a tensor unless it is stored already, and return the entry that names it."""
         if problem := problem_with(tensor):
             raise CheckpointError(f"cannot save {_where(path)}: {problem}")
         key = _identity(tensor)

@@ -189,7 +189,7 @@ def module_of(command: str) -> ModuleType:
 def user_imports(options: argparse.Namespace) -> Iterator[None]:
     """Import the modules of `--import`, and let webhooks connect to the hosts of `--allow-host`.
 
-    Typing `--import` or `--allow` is consent to running the code that is there. Until the command ends, modules of the
+    Typing `--import` or `--allow` is consent to running the code in it. Until the command ends, modules of the
     current directory are found first, and those hosts are allowed.
     """
     modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_host"))

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     selected = select(patterns, modules, "module") if patterns else modules
     recorder = ShapeRecorder()
     problem = run_one_batch(trainer, recorder)
-    parameters = list(trainer.model.parameters())  # a shared one is there once
+    parameters = list(trainer.model.parameters())  # a shared one is listed once
     report: dict[str, Any] = {
         "model": type(unwrap_module(trainer.model)).__name__,
         "parameters": sum(parameter.numel() for parameter in parameters),

@@ -230,7 +230,7 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
             taken out if that has none.
 
     Raises:
-        RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
+        RegistrationError: If a parameter is wrong, or a named hook cannot be created with them.
     """
     try:
         function = find_factory(given, HOOKS) if isinstance(given, str) else given

@@ -84,7 +84,7 @@ def _make(entry: dict[str, Any], path: str, policy: ImportPolicy) -> tuple[str, 
         except ConfigError:
             raise
         except Exception as error:  # a package that is missing, for example
-            raise ConfigError(path, f"{name} cannot be made: {type(error).__name__}: {error}") from error
+            raise ConfigError(path, f"{name} cannot be created: {type(error).__name__}: {error}") from error
     else:
         first_two = [*(parameters_of(made) or {})][:2]
         parameters = factory.check(skip=first_two)

@@ -32,7 +32,7 @@ class Hook(Events):
     """Failure policy: 'warn', 'disable' or 'raise'.
 
     None: 'raise' if it has `on_update` or sets `intervene`, unless `intervenes` is False; else 'warn'. A run in which
-    gradients or activations are no longer changed is another run than the one asked for.
+    gradients or activations are no longer changed is not the run that was asked for.
     """
     schedule: Schedule | None = None
     """When the hook is called at inner events; `every=` and `at=` at registration override it, `start=` limits it."""

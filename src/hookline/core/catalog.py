@@ -240,7 +240,7 @@ class Events:
         needs="knows_loss",
     )
     def on_before_backward(self, *args: Any, **kwargs: Any) -> None:
-        """The loss is there as a live tensor, before division for accumulation and before scaling."""
+        """The loss is available as a live tensor, before division for accumulation and before scaling."""
 
     @inner_event(BATCH + " loss", order="trainer", fires="every micro-batch", gradients=PARTIAL, needs="knows_loss")
     def on_after_backward(self, *args: Any, **kwargs: Any) -> None:
@@ -315,7 +315,7 @@ class Events:
         needs="knows_batches",
     )
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """A micro-batch is done, its optimizer step included."""
+        """A micro-batch is done, including its optimizer step."""
 
     on_batch_end = on_train_batch_end
 

@@ -334,8 +334,8 @@ class Registry:
     def remove(self, name: str) -> Any:
         """Detach a hook, close it, and return it.
 
-        A hook that a trainer adds to its runs by default (`console_log`) can be removed before it is there, for which
-        None is returned; the trainer's runs then have it disabled.
+        You may remove a hook that a trainer adds to its runs by default (`console_log`) before the trainer has added
+        it. Then None is returned, and the runs of the trainer have it disabled.
         """
         if self._is_added_later(name, enabled=False):
             return None

@@ -296,7 +296,7 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
 class Transform(UpdateHook):
     """A built-in update hook; most of them write into the gradients they get.
 
-    A run without one of its transforms would be another run, so a failure ends it unless `on_error` says otherwise.
+    A run without one of its transforms is a different run, so a failure ends it unless `on_error` says otherwise.
     """
 
     inplace = True

@@ -301,7 +301,7 @@ class _PartOfAll:
         return [(part.step, part.epoch, name, value, now) for name, value in values.items()]
 
     def _spread(self, values: Tensor, which: int, absent: float) -> Tensor:
-        """Return numbers of this rank's names in the order of all names, `absent` for those that it does not have."""
+        """Return this rank's numbers in the order of all names, with `absent` for names that it does not have."""
         if self._is_whole:
             return values
         by_name = self._split(values, self._part.sizes, which)

@@ -74,7 +74,7 @@ class AddedSinks:
         self._delivering = threading.RLock()  # reentrant, because a sink may log and flush
 
     def add(self, sink: Sink) -> SinkHandle:
-        """Add a sink unless it is there. Raises `RecordError` if it has none of the methods."""
+        """Add a sink unless it was added before. Raises `RecordError` if it has none of the methods."""
         methods = [f"write_{kind}" for kind in KINDS]
         if not any(callable(getattr(sink, method, None)) for method in methods):
             raise RecordError(f"{shown(sink)} is not a sink: it has none of the methods {', '.join(methods)}")

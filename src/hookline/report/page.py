@@ -200,7 +200,7 @@ class CurveArrays:
         return cls(curve.steps, mean, lowest, highest)
 
     def halved(self) -> CurveArrays:
-        """Return the arrays with each two ranges merged."""
+        """Return the arrays with neighboring ranges merged in pairs."""
         mean = merge_pairs(self.mean, lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, (a + b) / 2)))
         lowest, highest = merge_pairs(self.lowest, np.fmin), merge_pairs(self.highest, np.fmax)
         return CurveArrays(self.steps[::2], mean, lowest, highest)

@@ -102,7 +102,7 @@ class Agreement:
     def average_stats(self) -> None:
         """Make means, latest values and the step's loss those of all ranks, where hooks decide by them.
 
-        That is before a validation and at the end of an epoch: all ranks are there.
+        That is before a validation and at the end of an epoch, which all ranks reach.
         """
 
     def end_step(self) -> None:
@@ -116,7 +116,7 @@ class Agreement:
         """Carry out what the ranks have agreed on, and send what was requested if it is time to agree."""
 
     def after_validation(self) -> None:
-        """Exchange what the ranks have recorded: all of them are there."""
+        """Exchange what the ranks have recorded; all of them call this."""
 
     def after_epoch(self, read: int, expected: int | None) -> None:
         """Check that the ranks have read equally many batches: `read` of those that were `expected`."""

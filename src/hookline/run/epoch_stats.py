@@ -209,7 +209,7 @@ def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[st
 
     Args:
         states: The states by rank.
-        is_counted: Whether the sums are wanted; else they are zero, and only their names are there.
+        is_counted: Whether the sums are wanted; else they are zero, and only their names are returned.
     """
     of_ranks = [state["beside"]["sums"] for state in states]
     names = dict.fromkeys(name for sums in of_ranks for name in sums)

@@ -39,7 +39,7 @@ DeviceNumber = list[torch.Tensor | float]
 
 
 def read_number(number: DeviceNumber) -> float:
-    """Return the number; waits for the device, once."""
+    """Return the number; the first read waits for the device."""
     number[0] = read = float(number[0])
     return read
 
@@ -199,7 +199,7 @@ class EventArgs:
 
     @property
     def loss(self) -> float:
-        """This micro-batch's loss; waits for the device, once."""
+        """This micro-batch's loss; the first read waits for the device."""
         return read_number(self._loss)
 
     @property
@@ -328,7 +328,7 @@ class EventArgs:
 
     @property
     def grad_norm(self) -> float:
-        """The global norm of this step's gradients, before clipping; waits for the device, once."""
+        """The global norm of this step's gradients, before clipping; the first read waits for the device."""
         return read_number(self.measure_norm())
 
     # ---- batches other than the training batch -----------------------------------------------------------------------

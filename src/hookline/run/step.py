@@ -96,7 +96,7 @@ class Steps(RunControl):
     def window_is_complete(self) -> bool:
         """Return whether the optimizers step after this micro-batch, and note it for `end_batch` and `at_boundary`.
 
-        The next micro-batch is read if only that can tell. A host must call this, or no step ends.
+        If nothing else can tell, this reads the next micro-batch. A host must call this, or no step ends.
         """
         window = self.accumulation
         window.is_complete = window.count >= window.size or not self.has_more_batches()

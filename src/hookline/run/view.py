@@ -376,7 +376,7 @@ class RunView:
 
     @property
     def loss_share(self) -> float:
-        """What turns gradients of this rank's loss into those of its part in the mean loss of all ranks.
+        """The factor by which the gradients of this rank's loss count in those of the mean loss of all ranks.
 
         A rank's loss is the mean over its own batch, unless it is multiplied by its weight before the backward pass.
         """

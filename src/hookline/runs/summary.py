@@ -87,7 +87,7 @@ class LayerTable:
     values: Floats
 
     def halved(self) -> LayerTable:
-        """Return the table with each two ranges merged."""
+        """Return the table with neighboring ranges merged in pairs."""
         return replace(self, steps=self.steps[::2], values=merge_pairs(self.values, farther_from_zero))
 
 
@@ -107,7 +107,7 @@ class HistogramTable:
     counts: Array
 
     def halved(self) -> HistogramTable:
-        """Return the table with each two ranges added up."""
+        """Return the table with neighboring ranges added up in pairs."""
         return replace(self, steps=self.steps[::2], counts=merge_pairs(self.counts, np.add))
 
 

@@ -22,8 +22,8 @@ AT_STEP = 4
 INTERRUPTED = [event for event in CATALOG if event not in ("on_exception", "on_checkpoint_load")]
 """The events at which something happens: all but those that follow it."""
 REMEDIES = {
-    "on_exception": "a run may fail anywhere, before its first loss too, so read only what is there",
-    "on_train_end": "a run may end anywhere, before its first step too, so read only what is there",
+    "on_exception": "a run may fail anywhere, before its first loss too, so read only what exists",
+    "on_train_end": "a run may end anywhere, before its first step too, so read only what exists",
     "state_dict": "return numbers, strings, tensors, and lists and dicts of these",
     "load_state_dict": "accept what state_dict returned in another process",
     "close": "it must also work after a run that failed",

@@ -195,11 +195,11 @@ class PreparedEngine(DeviceEngine):
 
 
 class PreparedDataParallelEngine(PreparedEngine, DataParallelEngine):
-    """The same for `DistributedDataParallel`."""
+    """Runs what an Accelerator prepared as `DistributedDataParallel`."""
 
 
 class PreparedShardedEngine(PreparedEngine, ShardedEngine):
-    """The same for FSDP2 and tensor parallelism."""
+    """Runs what an Accelerator prepared with FSDP2 or tensor parallelism."""
 
 
 def prepared_engine(accelerator: Any, model: torch.nn.Module) -> DeviceEngine:

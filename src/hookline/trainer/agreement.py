@@ -223,7 +223,7 @@ class RankAgreement(Agreement):
         self._receive = self._ranks.send(self._numbers(rows))
 
     def after_validation(self) -> None:
-        """Exchange what the ranks have recorded: all of them are there."""
+        """Exchange what the ranks have recorded; all of them call this."""
         self._trainer.step_log.flush(wait=True)
 
     def after_epoch(self, read: int, expected: int | None) -> None:

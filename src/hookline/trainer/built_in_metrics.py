@@ -116,7 +116,7 @@ class _ByClass(_OfClasses):
     """
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
-        """Return, for each class, how many are right, were predicted, and are there: [3 * classes]."""
+        """Return how many predictions of each class are right, its predictions and its targets: [3 * classes]."""
         scores, target = align_classes(self.name, predictions, target, self.shift)
         is_binary = scores.shape == target.shape
         predicted, target, classes = predicted_classes(scores, target, self.threshold)
@@ -133,7 +133,7 @@ class _ByClass(_OfClasses):
         return sums[:, int(is_binary) : classes].reshape(-1)
 
     def value(self, sums: Tensor) -> Tensor:
-        """Return the mean over the classes that were predicted or are there."""
+        """Return the mean over the classes that were predicted or are targets."""
         right, predicted, actual = sums.reshape(3, -1)
         occurs = predicted + actual > 0
         mean: Tensor = (self.of_class(right, predicted, actual) * occurs).sum() / occurs.sum().clamp(min=1)

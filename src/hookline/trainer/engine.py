@@ -31,7 +31,7 @@ class DeviceEngine(Engine):
         self.moves = device.type != "cpu"
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move the model to the device unless it is there."""
+        """Move the model to the device unless it is already on it."""
         tensors = (*model.parameters(), *model.buffers())
         return model if all(tensor.device == self.device for tensor in tensors) else model.to(self.device)
 

@@ -157,7 +157,7 @@ def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[s
 
 
 def _check_types(where: Path, fields: Mapping[str, Any], expected: Mapping[str, type]) -> None:
-    """Check that fields are there and of their types: the files may come from anywhere."""
+    """Check that all fields exist and have the right types: the files may come from anywhere."""
     for name, kind in expected.items():
         if not isinstance(fields.get(name), kind):
             given = got(fields[name]) if name in fields else "it is not there"
