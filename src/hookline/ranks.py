@@ -263,7 +263,7 @@ class Ranks:
         return torch.distributed.PrefixStore(secret, stores[0])  # type: ignore[attr-defined]
 
     def check(self) -> None:
-        """Raise RankError if another rank has failed, which the watch has found out."""
+        """Raise RankError if the watch has found out that another rank failed."""
         if self._watch is not None:
             self._watch.check()
 

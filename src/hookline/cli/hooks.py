@@ -189,7 +189,7 @@ def first_sentence(factory: Any) -> str:
 
 
 def sentence_of(text: str) -> str:
-    """Return the first sentence of a text, on one line."""
+    """Return the first sentence of a docstring, on one line."""
     line = " ".join(text.split())
     sentence = re.match(r".*?[.!?](?=\s|$)", line)
     return sentence[0] if sentence else line

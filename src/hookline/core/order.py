@@ -79,7 +79,7 @@ def in_order(hooks: Iterable[Entry], kind: str | None = None, strict: bool = Fal
 
 
 def check_order(entry: Entry, others: Sequence[Entry]) -> None:
-    """Reject the `before` and `after` of a hook that is registered if they cannot be satisfied beside the others.
+    """Reject the `before` and `after` of a new hook if they contradict those of the others.
 
     Raises:
         RegistrationError: If constraints form a cycle, or contradict each other.

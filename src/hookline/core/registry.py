@@ -388,7 +388,7 @@ class Registry:
         return entry
 
     def _switch(self, name: str, enabled: bool, failed: bool = False) -> None:
-        """Enable or disable a hook; `failed` if its failures do so, which other ranks need not have."""
+        """Enable or disable a hook. `failed` says that it failed on this rank; others may still have it enabled."""
         with self.lock:
             entry = self.entry(name)
             if entry.enabled != enabled or (entry.off_here and not failed):

@@ -260,8 +260,9 @@ class CheckpointHook(MetricHook):
     def after_last_step(self, trainer: RunControl) -> None:
         """Request a checkpoint of a run that ends cleanly, if its last step has to be saved.
 
-        One request by a signal serves all checkpoint hooks. Any other pending request serves those that need not save
-        the end. `on_train_end` would be too late: early stopping may have restored the weights of another step by then.
+        A request by a signal is enough for all checkpoint hooks. Any other pending request is enough for hooks that do
+        not have to save the end. `on_train_end` would be too late, because early stopping may have restored the weights
+        of another step by then.
         """
         pending = trainer.pending_save
         if pending == "signal" or (pending is not None and not self.save_last):

@@ -49,7 +49,7 @@ class BackwardWatch:
         return stop
 
     def _enter(self, tensors: Any, grad_tensors: Any) -> bool:
-        """Report the loss; return whether it is one. Under a mode of torch the function is called inside of itself."""
+        """Report the loss; return whether it is one. Under a torch mode, the function calls itself."""
         loss = sole_loss(tensors, grad_tensors)
         if loss is None or id(loss) == self._loss:
             return False

@@ -137,8 +137,8 @@ class Watch:
     def _meet(self, optimizer: torch.optim.Optimizer, has_loss: bool) -> None:
         """Take an optimizer into the run, or begin another run with what it trains.
 
-        A script may make optimizers without number, so what they train is looked for at the 1st, 2nd, 4th, 8th, … step.
-        After a training of some length the count begins anew, as often as a search for hyperparameters may need it.
+        A script may create any number of optimizers, so Hookline looks for what they train at the 1st, 2nd, 4th, 8th, …
+        step. After a training of some length the count restarts, as often as a search for hyperparameters may need.
         """
         from hookline.hosts.search import find_training, owned_by
 

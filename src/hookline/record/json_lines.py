@@ -97,12 +97,12 @@ class JsonLines:
 
 
 def write_json_atomic(path: Path | str, value: Any) -> None:
-    """Replace a JSON file atomically. If the disk refuses, raise `RecordError` and leave the old file."""
+    """Replace a JSON file atomically. If writing fails, raise `RecordError` and keep the old file."""
     write_text_atomic(path, strict_json.dumps(value, indent=2) + "\n")
 
 
 def write_text_atomic(path: Path | str, text: str) -> None:
-    """Replace a text file atomically. If the disk refuses, raise `RecordError` and leave the old file."""
+    """Replace a text file atomically. If writing fails, raise `RecordError` and keep the old file."""
     data = text.encode("utf-8")
     with writing(Path(path)):
         check_size(Path(path), len(data), size_limit(Path(path).name))

@@ -286,7 +286,7 @@ def _redact_assignment(match: re.Match[str]) -> str:
 def _redact_yaml_pair(match: re.Match[str]) -> str:
     """Redact pairs that are data: inside braces, in a header, before a URL, a quoted string or one that looks random.
 
-    A sentence such as "token: expected a text" has no secret.
+    A sentence such as "token: expected a string" has no secret.
     """
     name, colon, value = match.groups()
     is_data = "-" in name or match.string[: match.start()].rstrip().endswith(("{", ","))

@@ -160,7 +160,7 @@ class OwnLoop(Run):
         """Skip the step: `on_update` then returns None for every gradient, and no optimizer moves a parameter.
 
         Raises:
-            MissingArgument: At another event, of which the loop reads nothing that could tell it.
+            MissingArgument: At another event, because the loop does not look at what that event returns.
         """
         if not self._is_updating:
             by = self.hooks.calling_hook()

@@ -1,8 +1,8 @@
 """A graph pass that lets one call add many modules' outputs to their rows of statistics, and places these calls.
 
 A call per module would cost the host more than reading all outputs costs the device. So neighboring calls are fused.
-Their tensors wait for the last of them and are kept alive for that, unless something else needs them anyway; the bytes
-that may wait are limited.
+The tensors stay alive until the last of them is computed, even if nothing else needs them; the bytes that may wait are
+limited.
 
 A call is placed behind the other uses of the tensors it reads. Before `torch.compile` makes a forward and a backward
 graph from one, it decides what the one saves for the other, and it assumes that a custom operator ends what can be
