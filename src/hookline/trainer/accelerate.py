@@ -88,7 +88,7 @@ def check_accelerator(accelerator: Any) -> None:
     if _is_on("ACCELERATE_USE_FSDP") and several and accelerator.distributed_type != "FSDP":
         raise TrainingError(
             f"the Accelerator was asked for FSDP, but uses {accelerator.distributed_type.value}: every process would "
-            "have the whole model, because Accelerate has no FSDP on the CPU; give fully_shard(model) to "
+            "have the whole model, because Accelerate has no FSDP on the CPU; pass fully_shard(model) to "
             "get_trainer('simple', …), or leave FSDP out"
         )
     if accelerator.distributed_type == "FSDP" and accelerator.state.fsdp_plugin.fsdp_version != 2:
@@ -148,7 +148,7 @@ def check_launcher(options: TrainerOptions) -> None:
         raise ConfigError("trainer.parallel", "the parallelism_config of `accelerate launch` has no effect on a config")
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if asked != "no" and PRECISIONS.get(asked) != options.precision:
-        why = f"{options.precision!r}, but `accelerate launch` asks for {asked!r}: give one of them in both places"
+        why = f"{options.precision!r}, but `accelerate launch` asks for {asked!r}: use one of them in both places"
         raise ConfigError("trainer.precision", why)
     steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", str(options.accumulate)):

@@ -176,7 +176,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
         raise ConfigError("trainer.parallel", f"{requested!r}, but the model is wrapped for {kind!r} already")
     if ranks.world_size > 1 and kind == "none" and requested != "ddp":
         what = {
-            "auto": "the model is neither wrapped nor sharded, so each process would train its own copy: give "
+            "auto": "the model is neither wrapped nor sharded, so each process would train its own copy: pass "
             "DistributedDataParallel(model) or fully_shard(model), or parallel='ddp'",
             "fsdp2": "a model must be sharded before its optimizer is made: call fully_shard(model) first, or train "
             "from a config",
