@@ -26,11 +26,11 @@ class ThroughputMonitor(TimedHook):
     Each report is the mean since the last one, as ``throughput/…``, without validations, checkpoints and the time
     between epochs. The wait for data is the time from the end of a step, including its hooks, to the start of the next
     batch. Nothing waits for the device: a full queue makes the host wait as well, so the figures of a report are right,
-    while those of a single step would not be. Utilisation needs the package pynvml.
+    while those of a single step would not be. Utilization needs the package pynvml.
 
     The parts of a step are host times: ``data_wait_seconds``, ``forward_backward_seconds``, ``optimizer_seconds`` and
-    ``hooks_seconds``. The second and third include the hooks that are called meanwhile; the last is an estimate of what
-    all hooks take at the events of a step. On an accelerator the host only queues work, and waits where the queue is
+    ``hooks_seconds``. The second and third include the hooks that are called meanwhile; the last is the time of all
+    calls of hooks at the events of a step. On an accelerator the host only queues work, and waits where the queue is
     full, so the parts say where the host was, not what the device computed.
 
     With several ranks, samples, tokens and operations per second are those of all ranks together. The memory is that of
