@@ -366,8 +366,11 @@ def test_what_ended_a_run_with_bad_weights_is_told_once() -> None:
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
 
-def alerts_of(*events: dict[str, Any], run: dict[str, Any] | None = None) -> list[Alert]:
+def alerts_of(
+    *events: dict[str, Any], run: dict[str, Any] | None = None, config: dict[str, Any] | None = None
+) -> list[Alert]:
     summary = LiveSummary(run)
+    summary.files.config = config or {}
     summary.write_events(events)
     return find_alerts(summary)
 
@@ -385,9 +388,12 @@ def test_a_stall_that_is_not_over_is_an_error() -> None:
 
 def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on() -> None:
     saved = {"kind": "checkpoint_saved", "step": 40, "path": "checkpoints/step-40"}
-    (killed,) = alerts_of(saved, run={"run_id": "abc", "outcome": None})
+    parts = {"model": {}, "data": {}, "optimizer": {}}
+    (killed,) = alerts_of(saved, run={"run_id": "abc", "outcome": None}, config=parts)
     assert (killed.kind, killed.severity) == ("killed", "warning")
     assert killed.text.endswith("; resume it from its checkpoint of step 40: `hookline resume abc`")
+    (killed,) = alerts_of(saved, run={"run_id": "abc", "outcome": None}, config={"model": {}, "optimizers": []})
+    assert killed.text.endswith(" of step 40, in your code: `fit(resume=…)`, or `hl.load(…)`")  # no command can build it
     error = {"kind": "exception", "step": 41, "error": "ValueError: x"}
     (failed,) = alerts_of(error, run={"run_id": "abc", "outcome": "failed", "reason": "ValueError: x"})
     assert failed.severity == "error"

@@ -19,10 +19,10 @@ from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import recorded_resume_command, report_command
 from hookline.cli.formatting import bounded, heading, labeled, open_console, paragraph, point_text, print_json, table
-from hookline.config.recorded import is_whole
 from hookline.errors import RecordError
 from hookline.report import REPORT
 from hookline.runs.alerts import find_alerts
+from hookline.runs.config import is_whole
 from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.ranking import LOSSES, metric_order
 from hookline.runs.stories import first_of_each_kind

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import ConfigError, HooklineError
-from hookline.record.json_lines import as_mapping
 from hookline.record.labels import LABEL_OPTIONS
+from hookline.runs.config import is_whole
 
 
 def read_recorded(
@@ -47,13 +47,6 @@ def read_recorded(
         remedy = f"pass it again: {secret}=value, or as ${{env:NAME}}"
         raise ConfigError(secret, f"was a secret and was not recorded; {remedy}")
     return config
-
-
-def is_whole(config: Any) -> bool:
-    """Return whether a run can be built from a config alone, without objects that were made in code."""
-    from hookline.config.schema import RunConfig
-
-    return {"model", "data", "optimizer"} <= as_mapping(config).keys() <= set(RunConfig.model_fields)
 
 
 def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from hookline._text import duration_text
+from hookline.errors import RecordError
 from hookline.record.events import EVENTS, Severity, describe_event, hook_of
 from hookline.record.json_lines import as_mapping, as_number
+from hookline.runs.config import is_whole
 from hookline.runs.find import KILLED, RUNNING
 from hookline.runs.learning import find_learning_alerts
 from hookline.runs.stories import tell_stories
@@ -97,7 +99,12 @@ def _remedy(summary: RunSummary) -> str:
     saved = [event["step"] for event in summary.events if event["kind"] == "checkpoint_saved" and event.get("step")]
     if not saved:
         return "; it has no checkpoint, so start it again"
-    return f"; resume it from its checkpoint of step {saved[-1]:,}: `hookline resume {summary.files.run_id}`"
+    try:
+        config = summary.files.config
+    except RecordError:
+        config = None
+    how = f": `hookline resume {summary.files.run_id}`" if is_whole(config) else ", in your code: `fit(resume=…)`, or `hl.load(…)`"
+    return f"; resume it from its checkpoint of step {saved[-1]:,}{how}"
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,11 @@ def read_config(content: bytes, path: Path) -> Any:
         raise RecordError(f"{path} is damaged or was not written by Hookline: {reason}") from error
 
 
+def is_whole(config: Any) -> bool:
+    """Return whether a run can be built from a config alone, without objects that were made in code."""
+    return {"model", "data", "optimizer"} <= as_mapping(config).keys()
+
+
 def flatten_config(config: Any) -> dict[str, Any]:
     """Return the values of a config by their dotted keys; a list is one value unless it has mappings in it.
 
