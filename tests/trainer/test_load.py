@@ -122,6 +122,9 @@ def test_what_cannot_be_loaded() -> None:
     shutil.rmtree(trained.checkpoint_dir)
     with pytest.raises(CheckpointError, match="no undamaged checkpoint"):
         Trainer.load("base")
+    trainer_from_config({**CONFIG, "trainer": {**CONFIG["trainer"], "name": "unsaved"}}, device="cpu").train()
+    with pytest.raises(CheckpointError, match=r"no checkpoint is in .*; the hook `checkpoint` saves them"):
+        Trainer.load("unsaved")
 
 
 def test_a_vocabulary_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

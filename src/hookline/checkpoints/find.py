@@ -26,7 +26,7 @@ def find_checkpoint(path: Path) -> tuple[SavedCheckpoint, list[str]]:
     if newest is None:
         if problems:
             raise CheckpointError(f"no undamaged checkpoint is in {directory} ({len(problems)} damaged)")
-        if not os.path.lexists(path):
+        if not os.path.lexists(path) and not has_no_checkpoint_yet(path.parent):
             raise CheckpointError(f"{path} does not exist; pass the path of a run or of a checkpoint")
         if path.is_file():
             what = f"{path} is a file, and a checkpoint is a directory"
