@@ -393,7 +393,7 @@ def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on() -> None:
     assert (killed.kind, killed.severity) == ("killed", "warning")
     assert killed.text.endswith("; resume it from its checkpoint of step 40: `hookline resume abc`")
     (killed,) = alerts_of(saved, run={"run_id": "abc", "outcome": None}, config={"model": {}, "optimizers": []})
-    assert killed.text.endswith(" of step 40, in your code: `fit(resume=…)`, or `hl.load(…)`")  # no command can build it
+    assert killed.text.endswith(" of step 40, in your code: `fit(resume=…)`, or `hl.load(…)`")
     error = {"kind": "exception", "step": 41, "error": "ValueError: x"}
     (failed,) = alerts_of(error, run={"run_id": "abc", "outcome": "failed", "reason": "ValueError: x"})
     assert failed.severity == "error"

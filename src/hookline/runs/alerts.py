@@ -103,8 +103,8 @@ def _remedy(summary: RunSummary) -> str:
         config = summary.files.config
     except RecordError:
         config = None
-    how = f": `hookline resume {summary.files.run_id}`" if is_whole(config) else ", in your code: `fit(resume=…)`, or `hl.load(…)`"
-    return f"; resume it from its checkpoint of step {saved[-1]:,}{how}"
+    command, call = f": `hookline resume {summary.files.run_id}`", ", in your code: `fit(resume=…)`, or `hl.load(…)`"
+    return f"; resume it from its checkpoint of step {saved[-1]:,}{command if is_whole(config) else call}"
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
