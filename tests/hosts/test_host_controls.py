@@ -171,9 +171,10 @@ def test_metrics_reach_lightnings_logger(tmp_path: Path) -> None:
 
 
 def test_metrics_reach_the_log_of_transformers() -> None:
-    """What a hook logs is in the Trainer's history, and what the Trainer logs is in our record."""
+    """What a hook logs is in the Trainer's history, not our own losses; what the Trainer logs is in our record."""
     loop = Loop("transformers", hooks=[Counter()], options={"max_grad_norm": 1e9}).run()
     history = loop.host_trainer.state.log_history
+    assert not any("train/loss" in entry or "train/lr" in entry for entry in history)
     theirs = {entry["step"]: entry["epoch"] for entry in history if "loss" in entry}
     ours = [(entry["counted"], entry["step"], entry["epoch"]) for entry in history if "counted" in entry]
     assert ours == [(step, step, pytest.approx(theirs[step])) for step in range(1, 9)]
@@ -258,6 +259,8 @@ def test_misuse_is_one_clear_error() -> None:
         hookline.transformers.Hooks().on_init_end(None, None, None)
     with pytest.raises(HooklineError, match="no training by Lightning is in progress"):
         hookline.lightning.Hooks().attached  # noqa: B018 - it raises
+    with pytest.raises(HooklineError, match=r"config: .*\(hooks go into `hooks=\[…\]`\), got list"):
+        hookline.transformers.Hooks(["ema"])  # where it is written, not when the training begins
 
 
 def test_validating_alone_begins_no_run() -> None:

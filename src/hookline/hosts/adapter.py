@@ -14,13 +14,15 @@ import torch
 
 from hookline._console import logger
 from hookline.errors import HooklineError
-from hookline.hosts.attach import Attached, check_model, plain_section
+from hookline.hosts.attach import Attached, check_model, check_options, plain_section
 from hookline.hosts.foreign import ForeignRun, StepFn
 from hookline.hosts.truth import Host
 from hookline.run.manager import HookManager
 from hookline.run.outputs import single_numbers
+from hookline.run.step_log import GRAD_NORM, LOSS, LR
 
 _AXES = {"step", "epoch", "time"}  # The fields of a row of metrics beside its numbers.
+_OF_STEPS = {LOSS, LR, GRAD_NORM}  # Hosts log these at intervals of their own, and some print each row they log.
 _OF_VALIDATION = re.compile("^(val|valid|eval|test)[/_]")
 
 
@@ -48,6 +50,7 @@ class HostedHooks:
         output_dir: str | Path | None = "runs",
         allow: Iterable[str] = (),
     ) -> None:
+        check_options(config, hooks, None, None, step_fn, output_dir)
         self._options: dict[str, Any] = {
             "config": config, "hooks": hooks if isinstance(hooks, HookManager) else list(hooks), "step_fn": step_fn,
             "output_dir": output_dir, "allow": list(allow),
@@ -187,8 +190,8 @@ class HostedHooks:
             self.run.log(name, value)
 
     def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Send the numbers of hooks and of the run to the host's logger: the hooks are a sink of their record."""
-        known = _AXES | self._from_host
+        """Send what hooks log to the host's logger: the hooks are a sink of their record."""
+        known = _AXES | _OF_STEPS | self._from_host
         for row in rows:
             if numbers := {name: value for name, value in row.items() if name not in known}:
                 self.send_to_host(numbers, row["step"])
