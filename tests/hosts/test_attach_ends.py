@@ -164,6 +164,8 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "an accelerator": ((MODEL, OPTIMIZER), {"accelerator": "cpu"}, "accelerator: expected an Accelerator, got str"),
     "a step_fn": ((MODEL, OPTIMIZER), {"step_fn": 1}, "step_fn: expected a function .* got int"),
     "a directory": ((MODEL, OPTIMIZER), {"output_dir": 1}, "output_dir: expected a path or None, got int"),
+    "hooks as a config": ((MODEL, OPTIMIZER, ["ema"]), {}, r"config: .*\(hooks go into `hooks=\[…\]`\), got list"),
+    "a hook as a config": ((MODEL, OPTIMIZER, Events()), {}, r"config: .*\(hooks go into `hooks=\[…\]`\), got Events"),
     "a config": ((MODEL, OPTIMIZER, 1), {}, "expected a mapping with lifecycle, forward, update, got 1"),
     "a missing config": ((MODEL, OPTIMIZER, "no.yaml"), {}, "no.yaml: cannot be read: it does not exist"),
     "a misspelt hook": ((MODEL, OPTIMIZER), {"hooks": ["emma"]}, "did you mean 'ema'"),

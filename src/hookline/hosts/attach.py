@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hookline._console import logger
 from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.format import Section, decode
+from hookline.core.base import Hook
 from hookline.errors import HooklineError, error_text
 from hookline.hosts.foreign import ForeignRun
 from hookline.hosts.versions import check_version
@@ -103,7 +104,7 @@ class Attached:
         **of_run: Any,
     ) -> None:
         check_model(model)
-        check_options(hooks, scaler, accelerator, step_fn, output_dir)
+        check_options(config, hooks, scaler, accelerator, step_fn, output_dir)
         if accelerator is not None:
             check_version("accelerate", (1, 15))
         self._accelerator = accelerator
@@ -420,7 +421,7 @@ def check_model(model: Any) -> None:
             raise HooklineError(f"{problem}; use FSDP2 (fully_shard) or DDP")
 
 
-def check_options(hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, output_dir: Any) -> None:
+def check_options(config: Any, hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, output_dir: Any) -> None:
     """Refuse options of another type.
 
     Raises:
@@ -428,6 +429,7 @@ def check_options(hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, outpu
     """
     is_list = isinstance(hooks, (HookManager, Iterable)) and not isinstance(hooks, (str, Mapping))
     for name, value, fits, expected in (
+        ("config", config, not isinstance(config, (list, tuple, Hook)), "a path or a dict (hooks go into `hooks=[…]`)"),
         ("hooks", hooks, is_list, "a list of hooks or a HookManager"),
         ("scaler", scaler, scaler is None or hasattr(scaler, "is_enabled"), "a GradScaler"),
         ("accelerator", accelerator, accelerator is None or hasattr(accelerator, "backward"), "an Accelerator"),
@@ -436,7 +438,7 @@ def check_options(hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, outpu
     ):
         if not fits:
             remedy = "; pass a config as `config=`" if name == "hooks" and isinstance(value, Mapping) else ""
-            raise HooklineError(f"attach: {name}: expected {expected}, got {type(value).__name__}{remedy}")
+            raise HooklineError(f"{name}: expected {expected}, got {type(value).__name__}{remedy}")
 
 
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
