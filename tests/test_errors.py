@@ -121,6 +121,7 @@ def test_nouns_get_their_article(noun: str, expected: str) -> None:
 
 OTHERS = [
     (["adam", "adamw", "sgd"], {"adamW": "adamw", "AdamW": "adamw", "SGD": "sgd"}),
+    (["step", "loss", "model", "trainer"], {"pl_module": "model", "args": "trainer", "engine": "trainer"}),
     (["mse", "cross_entropy"], {"CrossEntropy": "cross_entropy", "MSELoss": "mse"}),
     (
         HOOKS.names(),
@@ -172,7 +173,7 @@ CONSTRUCTORS: dict[str, Callable[..., Any]] = {
         ("val_loader", "val_loaders"), ("val_dataloaders", "val_loaders"), ("eval_dataset", "val_loaders"),
         ("train_loader", ("dataloader", "train_loaders", "dataloader", "dataloader")),
         ("gradient_clip_val", "max_grad_norm"), ("iterations", "max_steps"), ("num_train_epochs", "max_epochs"),
-        ("callbacks", "hooks"), ("logger", "hooks"),
+        ("callbacks", "hooks"), ("logger", "hooks"), ("trackers", "hooks"),
         ("criterion", "loss_fn"), ("lr_scheduler", "scheduler"), ("Max_Steps", "max_steps"),
         ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"),
         ("learning_rate", ("optimizer", "optimizers", "optimizer", "optimizer")),
@@ -241,6 +242,7 @@ def test_everything_that_is_suggested_exists() -> None:
         *inspect.signature(GenericTrainer).parameters,
         *_UNITS,
         "run",
+        "trainer",
         "loaders",
         "hookline run",
         *OPTIONS,
