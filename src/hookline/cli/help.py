@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.markdown import Markdown
 
-from hookline._words import nearest
+from hookline._words import folded, nearest
 from hookline.cli.arguments import argument
 from hookline.cli.formatting import heading, labeled, open_console
 from hookline.errors import HooklineError
@@ -25,6 +26,7 @@ FOLDERS = {
     "help": "help",
     "project": "project",
 }
+_MOST = 4  # topics that a message lists for a word that no topic has in its name
 _ONLINE_ONLY = ("decisions", "origins")  # folders of documents about the project's history
 
 ARGUMENTS = argument("topic", "TOPIC", "a page to print, such as options; without one, all topics", nargs="?")
@@ -39,12 +41,12 @@ def run(options: argparse.Namespace) -> int:
             topics = [topic for topic, path in pages.items() if path.parts[-2] == folder]
             if topics:
                 labeled(console, title, ", ".join(topics), indent=0, width=14)
-        hooks = sum(path.parts[-2] == "hooks" for path in pages.values())
+        hooks = sum(path.parts[-2] == "hooks" and path.stem != "index" for path in pages.values())
         labeled(console, "hooks", f"a page for each of {hooks}, such as checkpoint", indent=0, width=14)
-        console.print(f"\nhookline help TOPIC prints a page. All of them are at {SITE} with pictures and search.")
+        console.print(f"\nhookline help TOPIC prints a page. They are online, with pictures and search:\n{SITE}")
         return 0
     if options.topic not in pages:
-        about = ", ".join(topic for topic in pages if options.topic.lower() in topic)
+        about = ", ".join(pages_about(options.topic, pages))
         remedy = f"pages about it: {about}" if about else nearest(options.topic, pages, "`hookline help`")
         raise HooklineError(f"there is no page {options.topic!r}; {remedy}")
     page = pages[options.topic]
@@ -52,6 +54,15 @@ def run(options: argparse.Namespace) -> int:
     folder = page.relative_to(documentation()).parent.as_posix()
     heading(console, "online", f"{SITE}{folder}/{page.stem}.html")
     return 0
+
+
+def pages_about(words: str, pages: Mapping[str, Path]) -> list[str]:
+    """Return the topics with these words in their name, or else those whose pages speak of them most."""
+    if named := [topic for topic in pages if folded(words) in folded(topic)]:
+        return named
+    texts = {topic: path.read_text(encoding="utf-8").lower() for topic, path in pages.items()}
+    shares = {topic: text.count(words.lower()) / len(text) for topic, text in texts.items()}
+    return sorted((topic for topic in shares if shares[topic]), key=shares.__getitem__, reverse=True)[:_MOST]
 
 
 def documentation() -> Path:
