@@ -62,7 +62,7 @@ def test_the_module_of_the_forward_pass_is_found(lines: str) -> None:
     with hookline.attach(model, optimizer, hooks=["nan_forensics"], step_fn=step_fn) as hl:
         loop(lines, hl, model, optimizer, with_bad())
     hook = hl.run.hooks.get("nan_forensics")
-    assert hook.autopsy.module == "2" and "the first bad output came from module '2'" in str(hook.autopsy)
+    assert hook.autopsy.module == "2" and "the first NaN came out of module '2'" in str(hook.autopsy)
     assert hl.run.step == 4 and hl.run.skipped_steps == 1 and hl.run.record.run["outcome"] == "non_finite"
     assert all(param.isfinite().all() for param in model.parameters())
     assert [event["module"] for event in events_of(hl) if event["kind"] == "crash"] == ["2"]

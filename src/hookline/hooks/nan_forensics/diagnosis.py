@@ -86,7 +86,9 @@ class Diagnosis:
         elif self.module is None:
             yield f"every module's output is finite, but the loss computed from them is {self.loss}"
         else:
-            yield f"the first bad output came from {_module(self.module)} ({', '.join(self.outputs)})"
+            # An Inf elsewhere may have come before the NaN.
+            what = "bad output came from" if self.first_inf in (None, self.module) else "NaN came out of"
+            yield f"the first {what} {_module(self.module)} ({', '.join(self.outputs)})"
         if self.first_inf is not None and self.first_inf != self.module:
             yield f"the first Inf came out of {_module(self.first_inf)}"
 
