@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.filesize import decimal
 
 from hookline.cli import FAILED
 from hookline.cli.arguments import JSON, RUN
@@ -73,6 +74,6 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     if "bytes" in report:
         where = ", ".join(f"{name} {written(report[name])}" for name in ("step", "epoch") if name in report)
         saved = f"{datetime.fromisoformat(report['saved']):%Y-%m-%d %H:%M:%S}"
-        lines = [f"{where or 'no step'}, {report['bytes'] / 1e6:.1f} MB, saved {saved}"]
+        lines = [f"{where or 'no step'}, {decimal(report['bytes'])}, saved {saved}"]
     for line in lines or [report["gone"]]:
         paragraph(console, line)
