@@ -145,7 +145,7 @@ def test_a_trial_run_may_be_shorter_than_its_warm_up() -> None:
         ({"optimizer": {"name": "sgd", "lr": "fast"}}, "optimizer.lr", "expected float | torch.Tensor, got 'fast'"),
         ({"scheduler": "step"}, "scheduler.step_size", "step needs the parameter 'step_size'"),
         ({"scheduler": {"name": "warmup_cosine", "warmup_steps": "x"}}, "scheduler.warmup_steps", "expected int"),
-        ({"data": {"name": "builtins.dict"}}, "data", "no `train`"),
+        ({"data": {"name": "builtins.dict"}}, "data", "no `train` to iterate over; return an object with `train`"),
         ({"hooks": {"lifecycle": ["consol_log"]}}, "hooks.lifecycle.0.name", "did you mean 'console_log'"),
         ({"trainer": {"max_stesp": 1}}, "trainer.max_stesp", "did you mean 'max_steps'"),
     ],

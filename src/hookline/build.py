@@ -306,7 +306,8 @@ def _make_trainer(
         data = _with_vocab(factories["data"], data, find_factories(former, policy)["data"].make())
     if getattr(data, "train", None) is None:
         kind = with_article(type(data).__name__)
-        raise ConfigError("data", f"{settings.data.name!r} made {kind}, which has no `train` to iterate over")
+        remedy = "return an object with `train`, such as SimpleNamespace(train=loader, validation=other_loader)"
+        raise ConfigError("data", f"{settings.data.name!r} made {kind}, which has no `train` to iterate over; {remedy}")
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
     if options.parallel == "fsdp2" and find_ranks().world_size > 1:

@@ -234,7 +234,7 @@ CASES: dict[str, Hostile] = {
             (".toml", "a long number", "a = " + "9" * 200_000, "is not valid TOML"),
             (".toml", "a long hexadecimal", "a = 0x" + "f" * 200_000, "more than 64 bits"),
             (".toml", "a control character", 'a = "\\u001b[2J"', "printable"),
-            (".py", "code", "import os", "cannot tell its format"),
+            (".py", "code", "import os", "is not the name of a config file"),
         )
     },
     # the command line

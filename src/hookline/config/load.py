@@ -73,7 +73,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
 def _read_file(path: Path) -> Any:
     suffix, where = path.suffix.lower(), str(path)
     if suffix not in FORMATS:
-        raise ConfigError(where, f"cannot tell its format; use one of the suffixes {', '.join(FORMATS)}")
+        raise ConfigError(where, f"is not the name of a config file, which ends in {', '.join(FORMATS)}")
     try:
         content = read_whole(Path(os.path.realpath(path)), MAX_YAML)  # a link is fine here; a pipe would wait
         text = content.decode("utf-8-sig")  # editors on Windows begin files with a byte-order mark
