@@ -59,8 +59,7 @@ def test_the_first_bad_output_is_named() -> None:
     assert diagnosis.statistics["nan"] > 0
     assert (diagnosis.batch, diagnosis.parameters, diagnosis.gradients) == ((), (), ())
     assert str(diagnosis) == (
-        "the first NaN came out of module '1.1' (float32 (2, 3) on cpu);"
-        " the first Inf came out of module '1.0.inner'"
+        "the first NaN came out of module '1.1' (float32 (2, 3) on cpu); the first Inf came out of module '1.0.inner'"
     )
 
 
