@@ -122,6 +122,26 @@ def test_a_failure_is_told() -> None:
     assert isinstance(raised.value.__cause__, AttributeError)
 
 
+class MeanOfEpoch(TrainingHook):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_step_end(self, loss: float) -> None:
+        self.losses.append(loss)
+
+    def on_epoch_end(self) -> None:
+        print(sum(self.losses) / len(self.losses))
+        self.losses.clear()
+
+
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
+def test_what_a_resumed_hook_has_forgotten_is_told() -> None:
+    """A run that resumes at the end of an epoch has no losses of it, unless the hook saves them."""
+    words = r"'resume_at_on_epoch_end': failed: ZeroDivisionError: .* a hook that resumes has only what it `saves`"
+    with pytest.raises(AssertionError, match=words):
+        next(lifecycle for lifecycle in lifecycles() if lifecycle.name == "resume_at_on_epoch_end").run(MeanOfEpoch)
+
+
 @pytest.mark.hooks_fail(raises=ValueError)
 def test_a_failure_on_another_rank_is_told() -> None:
     """With the rank."""

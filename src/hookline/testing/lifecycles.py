@@ -29,6 +29,9 @@ REMEDIES = {
     "close": "it must also work after a run that failed",
 }
 
+UNHANDLED = "handle it in the hook, or raise only what is to end the run"
+FORGOTTEN = "a hook that resumes has only what it `saves`, so list there what it needs, or handle it in the hook"
+
 
 class Interruption(Exception):
     """Raised in a lifecycle by something else than the hook under test."""
@@ -96,12 +99,12 @@ class Lifecycle:
             run.hooks.register("clip_norm", "clip", max_norm=1e9)
         if event:
             interrupt(run, event, Killed if self.resumes_at else Interruption)
-        with self._judged(run):
+        with self._judged(run, FORGOTTEN if settings.get("checkpoint") is not None else UNHANDLED):
             run.train()
         return run
 
     @contextmanager
-    def _judged(self, run: SyntheticTrainer) -> Iterator[None]:
+    def _judged(self, run: SyntheticTrainer, remedy: str) -> Iterator[None]:
         """Raise AssertionError if a hook fails in the block, under any policy; end an interruption here."""
         incidents: list[Incident] = []
         run.hooks.failures.subscribe(incidents.append)
@@ -114,7 +117,7 @@ class Lifecycle:
             raised = error
         for incident in incidents:
             if incident.hook == run.tested and incident.kind in ("failed", "overruled"):
-                remedy = REMEDIES.get(incident.event, "handle it in the hook, or raise only what is to end the run")
+                remedy = REMEDIES.get(incident.event, remedy)
                 rank = f" on rank {run.ranks.rank}" if self.ranks > 1 else ""
                 where = f"{incident.event}, step {incident.step}{rank}, in the lifecycle {self.name!r}"
                 raise AssertionError(
