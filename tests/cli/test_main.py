@@ -249,6 +249,8 @@ def test_the_example_is_the_default_job(capsys: Captured) -> None:
         (["--max-steps=3"], "trainer.max_steps=3"),
         (["--epochs", "2"], "trainer.max_epochs=2"),
         (["--seed"], "trainer.seed=value"),
+        (["--gradient-accumulation-steps", "4"], "trainer.accumulate=4"),
+        (["--resume-from-checkpoint=x"], "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"),
         (["--lr", "3"], "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"),
     ],
 )

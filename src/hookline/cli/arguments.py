@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from hookline._words import meant
 from hookline.runs.find import RunFiles
 from hookline.runs.named import find_files
 
@@ -92,7 +93,8 @@ def suggest_override(option: str, arguments: Sequence[str]) -> str:
     if not equals and option in arguments:
         value = next(iter(arguments[arguments.index(option) + 1 :]), "")
     known = [field.name for field in fields(TrainerOptions)]
-    close = get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)
-    if not close:
+    close = [meant(name, known), *get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)]
+    ours = next((word for word in close if word in known), None)
+    if ours is None:
         return "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"
-    return f"trainer.{close[0]}={value if value and not value.startswith('-') else 'value'}"
+    return f"trainer.{ours}={value if value and not value.startswith('-') else 'value'}"
