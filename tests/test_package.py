@@ -42,11 +42,15 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_the_packages_have_sources_pages_and_licenses(packages: dict[str, Path]) -> None:
     """Users get the source with its data files, the pages of `hookline help`, and no tests."""
-    names = zipfile.ZipFile(packages[".whl"]).namelist()
+    wheel = zipfile.ZipFile(packages[".whl"])
+    names = wheel.namelist()
     sources = [path for path in (ROOT / "src" / "hookline").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert [path for path in sources if path.relative_to(ROOT / "src").as_posix() not in names] == []
     assert "hookline/_docs/how-to/config.md" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    (metadata,) = (wheel.read(name).decode() for name in names if name.endswith("METADATA"))
+    links = re.findall(r"\]\((.*?)\)", metadata.partition("# Hookline")[2])
+    assert len(links) > 20 and all(link.startswith("https://") for link in links)  # there are no files beside it
     assert [name for name in names if name.startswith("tests")] == []
     with tarfile.open(packages[".gz"]) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
