@@ -11,6 +11,7 @@ from typing import Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
+from hookline._text import counted
 from hookline.cli.arguments import JSON, RUN, argument
 from hookline.cli.formatting import print_json
 from hookline.errors import HooklineError, error_text
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             raise HooklineError(explain(path, error)) from error
         files.append({"path": str(path), "table": name, "rows": rows})
         if not options.json:
-            output.write(f"{printable(str(path))}: {rows:,} {'row' if rows == 1 else 'rows'}\n")
+            output.write(f"{printable(str(path))}: {counted(rows, 'row')}\n")
     if options.json:
         print_json(files)
     return 0

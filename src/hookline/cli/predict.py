@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain, relative_to_here
+from hookline._text import counted
 from hookline.cli.arguments import JSON, argument
 from hookline.cli.evaluate import MODEL, load_model
 from hookline.cli.formatting import check_output, print_json
@@ -46,10 +47,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"path": str(path), "examples": count, "checkpoint": str(checkpoint.path)})
     else:
-        examples = f"{count:,} {'example' if count == 1 else 'examples'}"
-        CommandOutput().write(
-            f"{printable(str(path))}: {examples}, predicted by {printable(str(relative_to_here(checkpoint.path)))}\n"
-        )
+        source = printable(str(relative_to_here(checkpoint.path)))
+        CommandOutput().write(f"{printable(str(path))}: {counted(count, 'example')}, predicted by {source}\n")
     return 0
 
 

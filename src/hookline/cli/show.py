@@ -14,7 +14,7 @@ from rich.text import Text
 from hookline._console import printable
 from hookline._fs import relative_to_here
 from hookline._step_parts import STEP_PARTS
-from hookline._text import duration_text
+from hookline._text import counted, duration_text
 from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import recorded_resume_command, report_command
@@ -112,7 +112,7 @@ def print_origin(console: Console, files: RunFiles) -> None:
     """Print the name and outcome of a run, and where it came from."""
     run, labels = files.run, files.labels
     heading(console, bounded(labels.name or files.run_id), bounded(files.run_id) if labels.name else "")
-    steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
+    steps = "" if files.step is None else f", {counted(files.step, 'step')}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
     labeled(console, "outcome", f"{_ending(files)}{steps}{seconds}")
     if labels.tags:

@@ -12,6 +12,7 @@ import torch
 from hookline._console import print_line
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._parameters import NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveInt
+from hookline._text import counted
 from hookline.checkpoints.frozen import fingerprint
 from hookline.checkpoints.shards import copy_to_host, like
 from hookline.core.schedule import Quantity, Schedule
@@ -164,8 +165,7 @@ class EarlyStopping(MetricHook):
                 self._best_weights = validated[1] if validated and is_current else _copy_to_host(trainer.model)
             return None
         self.waited += 1
-        checks = f"{self.waited} check{'' if self.waited == 1 else 's'}"
-        sentence = f"{self.monitor} has not improved{on_best} for {checks}"
+        sentence = f"{self.monitor} has not improved{on_best} for {counted(self.waited, 'check')}"
         if self.waited >= self.patience:
             return sentence
         self._print(f"{sentence} of {self.patience}")

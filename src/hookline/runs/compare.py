@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hookline._text import counted
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS
@@ -68,8 +69,7 @@ class Divergence:
         'diverge at step 7 (the 6 steps before it are the same): train/loss is 0.5 vs 0.25'
         """
         if self.step is None:
-            steps = f"{self.before:,} step{'s' if self.before != 1 else ''}"
-            return f"are the same, bit for bit, in all {steps} that both recorded"
+            return f"are the same, bit for bit, in all {counted(self.before, 'step')} that both recorded"
         same = {0: "the first step", 1: "the step before it is the same"}.get(
             self.before, f"the {self.before:,} steps before it are the same"
         )

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from hookline._text import short_number
+from hookline._text import counted, short_number
 from hookline.runs.compare import Divergence, group_runs
 from hookline.runs.curves import Curve, Point
 from hookline.runs.direction import Direction, better, monitored_metric
@@ -128,8 +128,8 @@ def rank_runs(runs: Sequence[RunSummary], names: Sequence[str], divergences: Seq
             rows.append(_row(runs, groups, name, "best"))
     notes: list[str] = []
     if all(map(_are_same, [runs[0]] * len(divergences), runs[1:], divergences)):
-        steps = f"{runs[0].numbers.steps.size:,} step{'s' if runs[0].numbers.steps.size != 1 else ''}"
-        headline = f"{_listed(names)} are the same, bit for bit, in all {steps}"
+        steps = runs[0].numbers.steps.size
+        headline = f"{_listed(names)} are the same, bit for bit, in all {counted(steps, 'step')}"
     elif judged is None:
         headline = f"{_listed(names)} have no metric in common that says which is better"
     else:
@@ -320,7 +320,7 @@ def _notes(
 
 def _span(value: Value) -> str:
     least, mean, greatest = _distinct([value.least, value.mean, value.greatest])
-    return f"{mean} on average, from {least} to {greatest} over {value.runs} run{'s' if value.runs != 1 else ''}"
+    return f"{mean} on average, from {least} to {greatest} over {counted(value.runs, 'run')}"
 
 
 def _overlap(first: Value, other: Value) -> bool:
