@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookline._text import duration_text
+from hookline._text import counted, duration_text
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,11 @@ from hookline._text import duration_text
 )  # fmt: skip
 def test_a_duration_has_its_two_largest_units(seconds: float, expected: str) -> None:
     assert duration_text(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "expected"),
+    [(0, "step", "0 steps"), (1, "batch", "1 batch"), (100_000, "batch", "100,000 batches")],
+)
+def test_a_count_has_its_noun(count: int, noun: str, expected: str) -> None:
+    assert counted(count, noun) == expected
