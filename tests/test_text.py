@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookline._text import counted, duration_text
+from hookline._text import counted, duration_text, first_of
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,10 @@ def test_a_duration_has_its_two_largest_units(seconds: float, expected: str) -> 
 )
 def test_a_count_has_its_noun(count: int, noun: str, expected: str) -> None:
     assert counted(count, noun) == expected
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(1, "a and 2 more"), (2, "a, b and 1 more"), (3, "a, b, c"), (9, "a, b, c")]
+)
+def test_what_is_not_listed_is_counted(most: int, expected: str) -> None:
+    assert first_of(["a", "b", "c"], most) == expected

@@ -71,3 +71,9 @@ def counted(count: int, noun: str) -> str:
     """Return a count with its noun: '1 step', '2 batches', '100,000 steps'."""
     plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def first_of(items: Sequence[str], most: int) -> str:
+    """Return the first items, and how many more there are: 'a, b and 3 more'."""
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more:,} more" if more > 0 else "")

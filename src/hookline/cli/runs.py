@@ -12,7 +12,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from hookline._console import is_terminal, print_line, printable
-from hookline._text import duration_text
+from hookline._text import duration_text, first_of
 from hookline._words import nearest
 from hookline.cli import one_line
 from hookline.cli.arguments import JSON, REPEATED, argument, flag, positive
@@ -66,10 +66,9 @@ def run(options: argparse.Namespace) -> int:
     if not options.json and len(shown) < len(chosen):
         paragraph(open_console(), f"{len(chosen) - len(shown)} more; --limit {len(chosen)} prints all", indent=0)
     if others:
-        listed = ", ".join(path.name for path in others[:_MAX_SKIPPED])
-        more = f" and {len(others) - _MAX_SKIPPED} more" if len(others) > _MAX_SKIPPED else ""
+        listed = first_of([path.name for path in others], _MAX_SKIPPED)
         what = "not a run, damaged, or of a newer Hookline"
-        print_line(one_line(f"hookline: skipped in {options.directory}/ ({what}): {listed}{more}"), sys.stderr)
+        print_line(one_line(f"hookline: skipped in {options.directory}/ ({what}): {listed}"), sys.stderr)
     return 0
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
+from hookline._text import first_of
 from hookline._words import nearest
 from hookline.errors import ConfigError, got
 from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
@@ -75,8 +76,7 @@ def _config_error(error: ValidationError, given: Any, top: type, prefix: str, wh
     for word in ("missing", "wrong"):
         paths = [other for other in by_path if other not in covered and (other in absent) == (word == "missing")]
         if paths:
-            more = f" and {len(paths) - _PATHS_SHOWN} more" if len(paths) > _PATHS_SHOWN else ""
-            problem += f" (also {word}: {', '.join(map(dotted, paths[:_PATHS_SHOWN]))}{more})"
+            problem += f" (also {word}: {first_of([*map(dotted, paths)], _PATHS_SHOWN)})"
     if len(path) == 1 and path in absent:
         problem += when_missing
     return ConfigError(where.rstrip("."), problem)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline._text import duration_text
+from hookline._text import duration_text, first_of
 from hookline.errors import RecordError
 from hookline.record.events import EVENTS, Severity, describe_event, hook_of
 from hookline.record.json_lines import as_mapping, as_number
@@ -231,8 +231,7 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
         if norm is not None:
             text += f", norm {norm:.2g}" if len(trouble.names) == 1 else f", the worst {worst} at {norm:.2g}"
         elif len(trouble.names) > 1:
-            names, more = [*trouble.names][:_NAMES_SHOWN], len(trouble.names) - _NAMES_SHOWN
-            text += f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+            text += f": {first_of([*trouble.names], _NAMES_SHOWN)}"
         text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
         place = {"series": "gradients", "name": worst, "column": "norm"}
         # Layers that begin at zero get no gradient in the first step, as beside the second matrix of LoRA.
@@ -382,9 +381,8 @@ def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:
             layers.append((float(share), name, int(table.steps[counted[-1]])))
     if layers:
         layers.sort(key=lambda layer: -layer[0])
-        names = ", ".join(f"{_layer(series, name)} ({share:.0%})" for share, name, _ in layers[:_NAMES_SHOWN])
-        more = f" and {len(layers) - _NAMES_SHOWN} more" if len(layers) > _NAMES_SHOWN else ""
-        text = f"{series}: most units are dead in {names}{more}"
+        names = [f"{_layer(series, name)} ({share:.0%})" for share, name, _ in layers]
+        text = f"{series}: most units are dead in {first_of(names, _NAMES_SHOWN)}"
         place = {"series": series, "name": layers[0][1], "column": "dead_units"}
         # The record does not say whether a ReLU follows: logits may be below 0 all the time.
         yield Alert("dead_units", "info", layers[0][2], text, place)

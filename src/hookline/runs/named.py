@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hookline._console import print_line, printable
+from hookline._text import first_of
 from hookline.errors import RecordError
 from hookline.record.format import RUN_FILE
 from hookline.record.json_lines import directory_of
@@ -103,10 +104,9 @@ def _find_run(given: str, path: Path, root: Path, known: dict[Path, RunFiles]) -
     if not matching:
         raise RecordError(_unknown_text(given, directory, runs))
     if len(matching) > 1:
-        more = f" and {len(matching) - _MAX_LISTED} more" if len(matching) > _MAX_LISTED else ""
-        listed = ", ".join(map(_described, matching[:_MAX_LISTED]))
-        what = f"{len(matching)} runs in {directory}/ {where} with it: {listed}{more}"
-        raise RecordError(f"{given}: {what}; pass more of the id")
+        what = f"{len(matching)} runs in {directory}/ {where} with it"
+        listed = first_of([*map(_described, matching)], _MAX_LISTED)
+        raise RecordError(f"{given}: {what}: {listed}; pass more of the id")
     return matching[0]
 
 

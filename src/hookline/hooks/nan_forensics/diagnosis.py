@@ -14,6 +14,7 @@ import torch
 
 from hookline._names import plain_parameters
 from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
+from hookline._text import first_of
 from hookline.activations.debug import Debug, statistics_of
 from hookline.core.base import ForwardHook
 from hookline.run.control import RunControl
@@ -70,15 +71,16 @@ class Diagnosis:
         return "; ".join(self._clauses())
 
     def _clauses(self) -> Iterator[str]:
+        gradients = f"not the gradients of {first_of(self.gradients, NAMES_SHOWN)}"
         if self.batch:
-            yield f"the batch itself is not finite in {_shortened(self.batch)}"
+            yield f"the batch itself is not finite in {first_of(self.batch, NAMES_SHOWN)}"
         if self.parameters:
-            yield f"parameters were not finite already: {_shortened(self.parameters)}"
+            yield f"parameters were not finite already: {first_of(self.parameters, NAMES_SHOWN)}"
         if self.loss is None and self.module is None:
-            yield f"the model's outputs are finite, but not the gradients of {_shortened(self.gradients)}"
+            yield f"the model's outputs are finite, but {gradients}"
             yield "the loss or the backward pass is to blame, which only step_fn could run again"
         elif self.loss is not None and math.isfinite(self.loss):
-            yield f"the loss is finite ({self.loss:.6g}), but not the gradients of {_shortened(self.gradients)}"
+            yield f"the loss is finite ({self.loss:.6g}), but {gradients}"
             if self.backward_module is not None:
                 yield f"the first bad gradient came from the backward pass of {_module(self.backward_module)}"
             if self.operation is not None:
@@ -230,8 +232,3 @@ def name_batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
 
 def _module(name: str) -> str:
     return f"module {name!r}" if name else "the model itself"
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
