@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hookline._console import CommandOutput, printable
-from hookline._fs import explain
 from hookline._text import counted
 from hookline.cli.arguments import JSON, RUN, argument
 from hookline.cli.formatting import print_json
 from hookline.errors import HooklineError, error_text
 from hookline.record import strict_json
+from hookline.record.json_lines import writing
 from hookline.runs.frames import Columns, LoadedRun, columns_of, load_files
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins so
@@ -41,10 +41,8 @@ def run(options: argparse.Namespace) -> int:
     output, files = CommandOutput(), []
     for name, columns in _tables(loaded).items():
         path, rows = directory / f"{name}.{options.to}", len(next(iter(columns.values()), []))
-        try:
+        with writing(path):
             write(path, {strict_json.simplify(title): cells for title, cells in columns.items()})
-        except OSError as error:
-            raise HooklineError(explain(path, error)) from error
         files.append({"path": str(path), "table": name, "rows": rows})
         if not options.json:
             output.write(f"{printable(str(path))}: {counted(rows, 'row')}\n")
@@ -75,11 +73,9 @@ def _safe(name: str) -> str:
 
 def _make_empty(directory: Path) -> None:
     """Create a directory. Raises `HooklineError` if it has files already."""
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         in_use = any(directory.iterdir())
-    except OSError as error:
-        raise HooklineError(explain(directory, error)) from error
     if in_use:
         raise HooklineError(f"{directory} is not empty; remove it, or choose another directory with --output")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hookline._console import CommandOutput, printable
-from hookline._fs import explain
 from hookline._words import nearest
 from hookline.cli.arguments import JSON, REPEATED, RUNS, argument, flag
 from hookline.cli.charts import draw_chart
 from hookline.cli.formatting import bounded, check_output, open_console, paragraph, print_json
 from hookline.errors import HooklineError
+from hookline.record.json_lines import writing
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles, run_labels
 from hookline.runs.ranking import LOSSES, metric_order
@@ -149,11 +149,8 @@ def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -
         axes.set(xlabel="step", ylabel=_plain(metric), yscale="log" if log else "linear")
         axes.grid(alpha=0.3)
         axes.legend()
-    try:
-        with warnings.catch_warnings(action="ignore"):  # Warnings about characters that the font lacks.
-            figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise HooklineError(explain(path, error)) from error
+    with writing(path), warnings.catch_warnings(action="ignore"):  # Warnings about characters that the font lacks.
+        figure.savefig(path, dpi=150)
 
 
 def _plain(label: str) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline._console import CommandOutput, printable
-from hookline._fs import explain, relative_to_here
+from hookline._fs import relative_to_here
 from hookline._text import counted
 from hookline.cli.arguments import JSON, argument
 from hookline.cli.evaluate import MODEL, load_model
 from hookline.cli.formatting import check_output, print_json
 from hookline.errors import HooklineError, with_article
 from hookline.record import strict_json
+from hookline.record.json_lines import writing
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -35,13 +36,12 @@ def run(options: argparse.Namespace) -> int:
     partial, count = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
     try:
         # A file that is there stays as it is until the new one is whole.
-        with partial.open("w", encoding="ascii") as file:
-            for row in rows_of(trainer):
-                file.write(f"{json.dumps(row, allow_nan=False)}\n")
-                count += 1
-        partial.replace(path)
-    except OSError as error:
-        raise HooklineError(explain(path, error)) from error
+        with writing(path):
+            with partial.open("w", encoding="ascii") as file:
+                for row in rows_of(trainer):
+                    file.write(f"{json.dumps(row, allow_nan=False)}\n")
+                    count += 1
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     if options.json:

@@ -21,7 +21,7 @@ from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
 from hookline.config.factory import COMPONENTS
 from hookline.config.schema import RunConfig
 from hookline.core.plugins import HOOKS, METRICS, PluginTable
-from hookline.errors import HooklineError
+from hookline.record.json_lines import writing
 from hookline.trainer.options import TrainerOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -45,10 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         CommandOutput().write(text)
         return 0
-    try:
+    with writing(Path(options.output)):
         Path(options.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise HooklineError(f"cannot write {options.output}: {error.strerror}; choose another file") from error
     CommandOutput().write(f"{options.output}\n")
     return 0
 

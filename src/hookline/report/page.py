@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline._fs import explain, refuse_link, write_atomic
-from hookline.errors import HooklineError
+from hookline._fs import refuse_link, write_atomic
 from hookline.record import strict_json
 from hookline.record.events import EVENTS, describe_event
 from hookline.record.format import MediaRow, utc_now
+from hookline.record.json_lines import writing
 from hookline.runs.alerts import find_alerts
 from hookline.runs.compare import Divergence, find_differences, find_divergence, likely_causes
 from hookline.runs.curves import Curve
@@ -69,14 +69,12 @@ MARKS = {
 
 
 def write_report(path: Path, summaries: Sequence[RunSummary]) -> None:
-    """Make a report and replace the file at once. Raises `HooklineError` if it cannot be written."""
+    """Make a report and replace the file at once. Raises `RecordError` if it cannot be written."""
     data = make_report(summaries)
-    try:
+    with writing(path):
         refuse_link(path)
         # The report can be made again from the record, so that nobody need wait until the disk has it.
         write_atomic(path, data, durable=False)
-    except OSError as error:
-        raise HooklineError(explain(path, error)) from error
 
 
 def make_report(summaries: Sequence[RunSummary]) -> bytes:
