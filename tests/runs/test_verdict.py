@@ -24,6 +24,7 @@ from hookline.gradients.gradient_flow import gradient_flow
 from hookline.record.format import SeriesHeader
 from hookline.record.layers import LayerRow
 from hookline.runs.alerts import find_alerts
+from hookline.runs.stories import tell_stories
 from hookline.runs.summary import RunSummary
 from hookline.runs.verdict import Alert, Verdict, judge
 
@@ -330,6 +331,17 @@ def test_a_run_that_stopped_because_of_nan_is_broken_and_leads_to_the_module() -
     assert json.loads((path / "run.json").read_text())["outcome"] == "non_finite"
     assert verdict.health == "broken" and not [alert for alert in others if alert.severity == "error"]
     assert "the first bad output came from module '4'" in story.text
+
+
+def test_gradients_come_last_among_what_a_step_shows() -> None:
+    """A backward pass spreads a NaN to layers before the one where it began, to which the story leads."""
+    parts = [
+        Alert("non_finite", "error", 3, "gradients: NaN in '0.weight'", {"series": "gradients", "name": "0.weight"}),
+        Alert("non_finite_loss", "error", 3, "the loss is nan", {"curve": "train/loss"}),
+        Alert("non_finite", "error", 3, "activations: NaN in module '4'", {"series": "activations", "name": "4"}),
+    ]
+    (story,) = tell_stories(parts)
+    assert story.parts[-1] is parts[0] and story.place["name"] == "4"
 
 
 def test_all_metrics_that_a_nan_ruins_belong_to_its_story() -> None:
