@@ -223,13 +223,13 @@ class Ranks:
         barrier = partial(torch.distributed.monitored_barrier, self._group, timedelta(seconds=seconds))
         try:
             call_within(2 * seconds, barrier)  # in a thread, so that signals are handled
+            self._store = self._store or call_within(2 * seconds, self._connect)
         except Exception as error:
-            if monotonic() - began < seconds:  # a rank is gone
+            if isinstance(error, RankError) or monotonic() - began < seconds:  # a rank is gone
                 raise
             self._group, self._has_failed = None, True
             what = f"rank {self.rank} has waited {seconds:g} s for the other ranks to begin the run"
             raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare") from error
-        self._store = self._store or self._connect()
 
     def _connect(self) -> Any:
         """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group.

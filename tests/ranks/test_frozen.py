@@ -89,15 +89,17 @@ def test_the_start_does_not_wait_forever_for_a_rank() -> None:
     assert [one.exit_code for one in run_on_ranks(wait_for_all, 2, check=False)] == [0, 3]
 
 
-def freeze_before_training(rank: int, first_run: bool) -> None:
-    """Freeze rank 1 between the constructor and `train()`, of the first run or of the second one."""
+def freeze_before_training(rank: int, where: str) -> None:
+    """Freeze rank 1 before `train()` of the first or the second run, or when it connects to rank 0's store."""
     ranks.CONNECT_SECONDS = 1.0
     trainer = make_trainer("ddp", rank, 2, None, max_steps=2, rank_timeout=5.0)
     pids = trainer.ranks.gather(os.getpid())
-    if not first_run:
+    if where == "second run":
         trainer.train()
         trainer = make_trainer("ddp", rank, 2, None, max_steps=2, rank_timeout=5.0)
-    if rank == 1:
+    if rank == 1 and where == "connection":
+        torch.distributed.TCPStore = lambda *_, **__: (os.kill(os.getpid(), signal.SIGSTOP), time.sleep(600))
+    elif rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         trainer.train()
@@ -110,7 +112,7 @@ def freeze_before_training(rank: int, first_run: bool) -> None:
         os._exit(3 if is_right else 4)
 
 
-@pytest.mark.parametrize("first_run", [True, False])
-def test_a_rank_that_freezes_before_its_run_begins_is_noticed(first_run: bool) -> None:
-    codes = [one.exit_code for one in run_on_ranks(freeze_before_training, 2, first_run, check=False)]
+@pytest.mark.parametrize("where", ["first run", "second run", "connection"])
+def test_a_rank_that_freezes_before_its_run_begins_is_noticed(where: str) -> None:
+    codes = [one.exit_code for one in run_on_ranks(freeze_before_training, 2, where, check=False)]
     assert codes == [3, -signal.SIGKILL]
