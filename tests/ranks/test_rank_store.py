@@ -1,6 +1,7 @@
 """The store through which ranks report failures takes no message of a stranger."""
 
 import os
+import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -49,12 +50,15 @@ def train_with_a_stranger(rank: int) -> int:
     def interfere() -> None:
         address = "127.0.0.1", server_of(trainer.ranks._store).port
         stranger = torch.distributed.TCPStore(*address, None, False, timedelta(seconds=60), False)
+        if hasattr(stranger, "list_keys"):
+            keys = set(map(str, stranger.list_keys())) - {"run 1/failed"}
+            assert all(re.match("[0-9a-f]{32,}/run 1/", key) for key in keys), keys
         stranger.set("run 1/failed", '{"rank": 5, "step": 1, "error": "forged"}')
         seen = trainer.ranks._watch._beats
         while trainer.ranks._watch._beats < seen + 3 and trainer.ranks._watch.failure is None:
             time.sleep(0.01)
 
-    trainer.on("step_end", at=2)(interfere)
+    trainer.on("step_end", at=2, on_error="raise")(interfere)
     trainer.train()
     return trainer.step
 
