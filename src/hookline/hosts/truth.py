@@ -81,11 +81,13 @@ ATTACH = Host(
 
 RERUN_THERE = "pass `step_fn=`, a function `(model, batch) -> loss`"
 CALLED_THERE = f"the model itself is called there, unless it is compiled or sharded; or {RERUN_THERE}"
-THERE = ATTACH.lacks | {
+THERE = {
     "can_rerun": CALLED_THERE,
     "knows_validation_batches": "the batches of a validation stay in the host's loop: leave the hook out",
+    "can_save": ATTACH.lacks["can_save"],
+    "has_unscaled_gradients": ATTACH.lacks["has_unscaled_gradients"],
 }
-"""What other trainers lack, unless they say something else."""
+"""What runs lack in every other trainer."""
 AT_STEP = "as the optimizer's step begins, once the loss scale is taken out: what the host clipped before is clipped"
 FINAL = "as the optimizer's step begins, after the host's clipping and the update chain: what the optimizer uses"
 
@@ -178,9 +180,13 @@ RUN = Host(
     "run",
     "hookline run",
     cannot=frozenset({"can_stop", "can_validate", "knows_batches", "knows_windows", "knows_validation_batches"}),
-    lacks=ATTACH.lacks
-    | dict.fromkeys(("can_rerun", "can_stop", "can_validate", "knows_batches", "knows_windows"), UNEDITED)
-    | {"can_skip_steps": "pass --allow-changes", "knows_loss": "compute the gradients with `loss.backward()`"},
+    lacks=dict.fromkeys(("can_rerun", "can_stop", "can_validate", "knows_batches", "knows_windows"), UNEDITED)
+    | {
+        "can_skip_steps": "pass --allow-changes",
+        "knows_validation_batches": VALIDATION_BATCHES,
+        "knows_loss": "compute the gradients with `loss.backward()`",
+        "has_unscaled_gradients": ATTACH.lacks["has_unscaled_gradients"],
+    },
     events={
         "on_train_start": "as the first optimizer makes its first step",
         "on_before_backward": "the loss is not scaled; those of the first step are reported as it is made",
