@@ -383,3 +383,16 @@ def test_an_optimizer_of_another_attached_run_is_nothing_to_warn_of(caplog: pyte
         train(model, optimizer, batches(3))
         train(model, other, batches(4))
     assert "another optimizer" not in caplog.text and (first.run.step, second.run.step) == (3, 4)
+
+
+def test_a_wrapper_that_steps_the_attached_optimizer_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own step is that of the optimizer inside, which hooks see."""
+
+    class Wrapper(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            optimizer.step()
+
+    model, optimizer = make()
+    with hookline.attach(model, optimizer) as hl:
+        train(model, Wrapper(model.parameters(), lr=0.01), batches(4))
+    assert "another optimizer" not in caplog.text and hl.run.step == 4

@@ -230,7 +230,7 @@ def test_accumulation(lines: str) -> None:
 
 @pytest.mark.parametrize("reads_batches", [False, True])
 def test_several_losses_of_a_batch_are_one_step(reads_batches: bool) -> None:
-    """Each with a backward pass of its own, as the two halves of a discriminator's loss: the step's loss is their sum."""
+    """Each with a backward pass of its own, as those of a discriminator: the step's loss is their sum."""
     model, optimizer = make()
     losses = []
     with hookline.attach(model, optimizer, hooks=[events := Events()]) as hl:

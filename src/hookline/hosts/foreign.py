@@ -148,6 +148,15 @@ class ForeignRun(ForeignCheckpoints):
         engine.scaler = scaler
         super().__init__(model, listed, hooks, engine=engine, ranks=ranks, output_dir=output_dir)
 
+    def reset_steps(self) -> None:
+        """Begin with no step in progress."""
+        super().reset_steps()
+        self._batch_is_open = False
+        self._is_over = False  # whether what comes next begins another micro-batch or step
+        self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
+        self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
+        self.calls.clear()
+
     def connect_hooks(self) -> None:
         """Let forward hooks begin a micro-batch with the first forward pass of it."""
         super().connect_hooks()
@@ -501,15 +510,6 @@ class ForeignRun(ForeignCheckpoints):
     def make_window(self) -> Window:
         """Return a window that ends where the optimizer steps."""
         return ForeignWindow(self)
-
-    def reset_steps(self) -> None:
-        """Begin with no step in progress."""
-        super().reset_steps()
-        self._batch_is_open = False
-        self._is_over = False  # whether what comes next begins another micro-batch or step
-        self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
-        self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
-        self.calls.clear()
 
     @contextmanager
     def _only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
