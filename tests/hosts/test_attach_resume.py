@@ -78,6 +78,25 @@ def test_a_damaged_checkpoint_is_refused() -> None:
     assert_same(state_of(model), before)
 
 
+def test_the_loss_scale_is_in_a_checkpoint() -> None:
+    """A resumed loop with a GradScaler of its own continues at the scale that the last one had reached."""
+
+    def scaler() -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, scaler=(first := scaler())) as hl:
+        for batch in batches(5):
+            hl.backward(loss_of(model, batch))
+            hl.optimizer_step()
+            first.update()
+            optimizer.zero_grad()
+        hl.save()
+    with hookline.attach(model, optimizer, scaler=(second := scaler())) as other:
+        other.load(str(hl.run.run_dir))
+    assert second.state_dict() == first.state_dict() and second.get_scale() == 2.0**12
+
+
 def test_hooklines_state_in_a_checkpoint_of_the_users_own(tmp_path: Any) -> None:
     """It consists of plain values, which `torch.load` reads with `weights_only=True`."""
 
