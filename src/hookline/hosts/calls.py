@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from hookline.activations.compile.detection import never_compile
+from hookline.activations.hooked_modules import NO_BACKWARD, backward_id
+
 TOOL = 4  # A tool id of sys.monitoring; Python gives 3 and 4 no meaning.
 
 
 def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
-    """Return the loss of a backward pass; None for one of another kind, such as that of a checkpointed block."""
-    if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
-        tensors = tensors[0]
-    is_loss = grad_tensors is None and isinstance(tensors, torch.Tensor) and tensors.numel() == 1
-    return tensors if is_loss else None
+    """Return the loss of a backward pass; None for one of another kind, such as that of a checkpointed block.
+
+    With a gradient, as in ``loss.backward(gradient)``, it is the number whose gradients the pass computes.
+
+    Args:
+        tensors: One tensor, or what `sole` leaves of a sequence.
+        grad_tensors: Its gradient.
+    """
+    if not isinstance(tensors, torch.Tensor) or backward_id() != NO_BACKWARD:
+        return None
+    if grad_tensors is None:
+        return tensors if tensors.numel() == 1 else None
+    if not isinstance(grad_tensors, torch.Tensor) or grad_tensors.shape != tensors.shape:
+        return None
+    return (tensors.detach() * grad_tensors.detach()).sum()
 
 
-class BackwardWatch:
+def sole(given: Any) -> Any:
+    """Return what a sequence of one element has in it, and anything else as it is."""
+    return given[0] if isinstance(given, (tuple, list)) and len(given) == 1 else given
+
+
+class BackwardWatch(threading.local):
     """Reports the losses of backward passes. From Python 3.12 on nothing is replaced; in 3.11, one function is.
+
+    Which pass is in progress is another matter in each thread.
 
     Args:
         begins: Called with the loss before a backward pass.
@@ -50,10 +72,11 @@ class BackwardWatch:
 
     def _enter(self, tensors: Any, grad_tensors: Any) -> bool:
         """Report the loss; return whether it is one. Under a torch mode, the function calls itself."""
-        loss = sole_loss(tensors, grad_tensors)
-        if loss is None or id(loss) == self._loss:
+        tensors = sole(tensors)
+        loss = None if id(tensors) == self._loss else sole_loss(tensors, sole(grad_tensors))
+        if loss is None:
             return False
-        self._loss = id(loss)
+        self._loss = id(tensors)
         self._begins(loss)
         return True
 
@@ -75,6 +98,9 @@ class BackwardWatch:
 
     def _monitor(self, monitoring: Any, code: CodeType) -> Callable[[], None]:
         events = monitoring.events
+        with suppress(ImportError):
+            never_compile(self._on_start)
+            never_compile(self._on_return)
         monitoring.use_tool_id(TOOL, "hookline")
         monitoring.register_callback(TOOL, events.PY_START, self._on_start)
         monitoring.register_callback(TOOL, events.PY_RETURN, self._on_return)
@@ -131,4 +157,6 @@ def wrapped(
         ends(begun, False)
         return result
 
+    with suppress(ImportError):
+        never_compile(call)
     return call

@@ -27,6 +27,19 @@ def has_compiled() -> bool:
     return bool(getattr(getattr(convert_frame, "input_codes", None), "seen", ()))
 
 
+def never_compile(function: Any) -> None:
+    """Let Dynamo inline a function into the graph of a module, but not compile its frame where a graph is broken.
+
+    There it is plain Python that calls hooks. Compiled, its frame would be specialized for every module.
+
+    Raises:
+        ImportError: If this version of torch has no such setting.
+    """
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
 # ---- before the first compilation ------------------------------------------------------------------------------------
 
 

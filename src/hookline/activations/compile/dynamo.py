@@ -94,19 +94,6 @@ def _prepare_if_needed() -> None:
     detection.prepare_all()
 
 
-def _never_compile(function: Any) -> None:
-    """Let Dynamo inline a function into the graph of a module, but not compile its frame where a graph is broken.
-
-    There it is plain Python that calls hooks. Compiled, its frame would be specialized for every module.
-    """
-    try:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    except ImportError as error:
-        warn_once(error)
-        return
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-
-
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
@@ -187,5 +174,8 @@ def guard_on_hooks(reset: bool = True) -> None:
         reset_code_caches()
 
 
-_never_compile(HookedModule.__call__)
-_never_compile(ModuleTimer.__call__)
+try:
+    detection.never_compile(HookedModule.__call__)
+    detection.never_compile(ModuleTimer.__call__)
+except ImportError as error:
+    warn_once(error)
