@@ -25,7 +25,9 @@ from hookline.activations.hooked_modules import (
     NO_BACKWARD,
     HookedModule,
     Measured,
+    Register,
     backward_id,
+    register_on_module,
     select_modules,
     weak_selection,
 )
@@ -161,6 +163,8 @@ class ForwardDispatcher:
         """Where hooks read step, epoch, phase, trainer and model: the event arguments of the run, once there is one."""
         self.begin_batch: Callable[[], bool] | None = None
         """Begins a micro-batch with the forward pass that is the first of it, in a loop of the user's own."""
+        self.register: Register = register_on_module
+        """Has torch call the forward hook of a module."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
@@ -239,7 +243,7 @@ class ForwardDispatcher:
         for name, module in modules.items():
             hooked = self._hooked.get(module)
             if hooked is None:
-                hooked = self._hooked[module] = HookedModule(module, self.registry.slots)
+                hooked = self._hooked[module] = HookedModule(module, self.registry.slots, self.register)
             selected[hooked] = name
         self._selected[entry.name] = (entry, selected)
         return selected

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -91,21 +91,43 @@ def _allocated(module: torch.nn.Module) -> int:
 # ---- one module ------------------------------------------------------------------------------------------------------
 
 
+class Handle(Protocol):
+    """What takes a torch hook off."""
+
+    def remove(self) -> None:
+        """Take the hook off."""
+
+
+Register: TypeAlias = "Callable[[torch.nn.Module, HookedModule], Handle]"
+"""Has torch call a hook after the forward of its module."""
+
+
+def register_on_module(module: torch.nn.Module, hook: HookedModule) -> RemovableHandle:
+    """Put a forward hook on its module."""
+    return module.register_forward_hook(hook, with_kwargs=True)
+
+
 class HookedModule(TorchHook):
     """One module that forward hooks select, and the forward hook that torch calls: it passes the call on to them.
 
     It does not keep the module alive.
+
+    Args:
+        module: The module.
+        slots: Where the forward hooks that are due are found.
+        register: Has torch call this hook after the module's forward.
     """
 
     __name__ = "hookline_forward_hook"  # Users find our torch hooks by this name.
 
-    def __init__(self, module: torch.nn.Module, slots: EventSlots) -> None:
+    def __init__(self, module: torch.nn.Module, slots: EventSlots, register: Register) -> None:
         self.calls = 0
         self.fired: Counter[str] = Counter()  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
-        self.handle: RemovableHandle | None = None  # Of the torch hook, while it is on the module.
+        self.handle: Handle | None = None  # Of the torch hook, while it is on the module.
         self._timer_handle: RemovableHandle | None = None
+        self._register = register
         # Torch keeps this object alive as long as the module, so it keeps nothing else alive. When the manager is gone,
         # so are the slots, and the dispatcher's finalizer detaches.
         self._slots = weakref.ref(slots)
@@ -149,7 +171,7 @@ class HookedModule(TorchHook):
             self.timer = ModuleTimer()
             self._timer_handle = module.register_forward_pre_hook(self.timer)
         if module is not None and self.handle is None and attached:
-            self.handle = module.register_forward_hook(self, with_kwargs=True)
+            self.handle = self._register(module, self)
         if self.graph_id is not None and not attached and not returns:
             from hookline.activations.compile.dynamo import leave_graphs
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
 
 from hookline.activations.compile.detection import has_compiled
+from hookline.activations.hooked_modules import HookedModule
 from hookline.errors import HooklineError
 from hookline.hosts.attach import Attached
 from hookline.hosts.options import Options
 from hookline.hosts.search import Training
 from hookline.hosts.truth import RUN
 
-EVERY = 25
+SCHEDULE = {"every": 25, "at": [2, 10]}  # A short training is seen, too.
 
 
 def default_hooks() -> dict[str, Any]:
@@ -24,8 +29,48 @@ def default_hooks() -> dict[str, Any]:
 
     Hooks in the modules of a model that is compiled already would have it compiled once more.
     """
-    forward = [] if has_compiled() else [{"name": "activation_stats", "every": EVERY}]
-    return {"lifecycle": [{"name": "gradient_monitor", "every": EVERY}], "forward": forward}
+    forward = [] if has_compiled() else [{"name": "activation_stats", **SCHEDULE}]
+    return {"lifecycle": [{"name": "gradient_monitor", **SCHEDULE}], "forward": forward}
+
+
+class ModuleCalls:
+    """Has torch call the forward hooks of modules from one hook on all modules: none is on the modules themselves.
+
+    So a script saves, copies, scripts and runs a model as it is without hooks; torch computes some modules in eval mode
+    another way if they have any. The hook is there only while a forward hook may be due.
+
+    Args:
+        with_kwargs: Whether hooks get keyword arguments. Torch remembers that it had such a hook, and warns of it when
+            a module is compiled later.
+    """
+
+    def __init__(self, with_kwargs: bool) -> None:
+        self._with_kwargs = with_kwargs
+        self._hooked: dict[int, HookedModule] = {}  # by the ids of their modules
+        self._handle: RemovableHandle | None = None
+
+    def register(self, module: torch.nn.Module, hook: HookedModule) -> Any:
+        """Have a hook called after the forward of a module; return the handle that ends it."""
+        self._hooked[id(module)] = hook
+        return SimpleNamespace(remove=partial(self._hooked.pop, id(module), None))
+
+    def listen(self, wanted: bool) -> None:
+        """Listen to the calls of all modules, or do so no more: not if none has a hook, and not to compiled code."""
+        wanted = wanted and bool(self._hooked) and not has_compiled()
+        if wanted and self._handle is None:
+            self._handle = register_module_forward_hook(self._call, with_kwargs=self._with_kwargs)
+        elif not wanted and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _call(self, module: torch.nn.Module, args: Any, *given: Any) -> Any:
+        """Call the hook of a module that has one. What is compiled, exported or traced stays as it is without."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
+        hook = self._hooked.get(id(module))
+        is_hooked = hook is not None and hook.module_ref() is module  # else another module had this id
+        kwargs = given[0] if self._with_kwargs else {}
+        return hook(module, args, kwargs, given[-1]) if is_hooked else None
 
 
 class Watched(Attached):
@@ -56,6 +101,10 @@ class Watched(Attached):
             prints=prints,
         )  # fmt: skip
         self._fail = fail
+        self._module_calls = ModuleCalls(with_kwargs=options.hooks is not None)
+        if not has_compiled():  # What is compiled later has no hooks, and nothing is prepared for it.
+            dispatcher = self.run.hooks.dispatcher
+            dispatcher.register, dispatcher.compilable = self._module_calls.register, False
         self.run.hooks.enable_intervention = options.allow_changes
         self._load(options)
 
@@ -68,6 +117,16 @@ class Watched(Attached):
             self.run.hooks.load(options.hooks or default_hooks(), allow=options.allow)
         finally:
             sys.path.remove(options.directory)
+        self._is_always_due = any(entry.schedule.always for entry in self.run.hooks.entries("forward"))
+
+    def _listen(self) -> None:
+        """Listen to module calls if a forward hook may be due in the next micro-batch."""
+        self._module_calls.listen(self._is_always_due or not self.run.hooks.scheduler.countdown)
+
+    def end(self, error: BaseException | None = None, signal: str | None = None) -> None:
+        """End the run; no hook is called from now on."""
+        self._module_calls.listen(False)
+        super().end(error, signal)
 
     def backward_begins(self, loss: torch.Tensor) -> None:
         """Report a backward pass that begins. The loss is recorded unscaled."""
@@ -75,6 +134,11 @@ class Watched(Attached):
             loss = loss / self._scaler.scale(torch.ones_like(loss))
         self.run.forget_lost_step()
         self.run.backward_begins(loss)
+
+    def backward_ends(self) -> None:
+        """Report its end."""
+        self.run.backward_ends()
+        self._listen()
 
     def notice_others(self) -> None:
         """Do nothing: the watch has such a hook, and torch does not let a hook add or remove others of its kind."""
@@ -89,6 +153,7 @@ class Watched(Attached):
     def leave(self) -> None:
         """Take every hook off, in a process that was forked from the run's process, where the run continues."""
         self._torch_hooks.close()
+        self._module_calls.listen(False)
         for hooked in self.run.hooks.dispatcher.modules:
             hooked.update(attached=False)
 
@@ -105,5 +170,6 @@ class Watched(Attached):
             return
         try:
             super()._after_step(optimizer, args, kwargs)
+            self._listen()
         except Exception as error:
             self._fail(error)
