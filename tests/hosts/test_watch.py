@@ -2,6 +2,7 @@
 
 import gc
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hookline
@@ -231,6 +233,106 @@ def test_a_loss_is_reported_again_after_a_backward_pass_that_failed() -> None:
     finally:
         stop()
     assert losses == [loss, loss, "end"]
+
+
+def test_the_loss_of_a_backward_pass_with_a_gradient_is_what_it_differentiates() -> None:
+    """As in WGANs, which pass minus one, and for losses of many elements. Two threads do not disturb each other."""
+    losses: list[Any] = []
+    stop = BackwardWatch(losses.append, lambda: losses.append("end")).start()
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    other = weight.mul(10).sum()
+
+    def train_elsewhere(grad: torch.Tensor) -> None:
+        thread = threading.Thread(target=other.backward)
+        thread.start()
+        thread.join()
+
+    try:
+        weight.sum().backward(torch.tensor(-1.0))
+        weight.mul(2).backward(gradient=torch.tensor([1.0, 0.5]))
+        torch.autograd.backward([weight.sum()], [None])
+        weight.mul(2).backward([torch.ones(2)])
+        reported = list(losses)
+        losses.clear()
+        loss = weight.mul(1)
+        loss.register_hook(train_elsewhere)
+        loss.sum().backward()
+    finally:
+        stop()
+    assert reported == [-3.0, "end", 4.0, "end", 3.0, "end", 6.0, "end"]
+    assert losses == [3.0, 30.0, "end", "end"]
+
+
+def test_the_optimizers_of_a_gan_step_separately_also_with_gradients_of_their_losses(watch: Watch) -> None:
+    """The generator's step is no part of the discriminator's, whose loss comes first."""
+    models = make_model(), make_model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.randn(8, 4)).mean().backward(torch.tensor(-1.0))
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.end()
+    (run,) = Path("runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["counters"]["step"] == 8
+    assert (run / "metrics.jsonl").read_text().count("train/loss") == 8
+
+
+def test_of_several_threads_that_train_one_is_recorded(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps and losses only; and the training of a later thread, when that one has ended."""
+
+    def train_in_threads(count: int, steps: int) -> None:
+        turns = threading.Barrier(count)
+
+        def train() -> None:
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(steps):
+                model(torch.randn(8, 4)).pow(2).mean().backward()
+                turns.wait()
+                optimizer.step()
+                turns.wait()
+                optimizer.zero_grad()
+
+        threads = [threading.Thread(target=train) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    train_in_threads(3, steps=30)
+    train_in_threads(1, steps=5)
+    watch.end()
+    runs = sorted(Path("runs").iterdir())
+    assert [json.loads((run / "run.json").read_text())["counters"]["step"] for run in runs] == [30, 5]
+    assert [(run / "metrics.jsonl").read_text().count("train/loss") for run in runs] == [30, 5]
+    assert capsys.readouterr().err == ""
+
+
+def test_hooks_leave_no_trace_on_modules(former: Any) -> None:
+    """A model is pickled, copied, scripted and traced in a run as before it; a hook is called while it is due."""
+    model = make_model()
+    watch = Watch(Options(output=str(Path("runs").absolute())), prints=False, owns_process=False)
+    watch._former.update(former)
+    watch.start()
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(1, 13):
+            step(model, optimizer)
+            assert bool(torch_modules._global_forward_hooks) == (number in (1, 2, 9, 10))
+            assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+            torch.jit.script(model)
+            traced = torch.jit.trace(model, torch.ones(1, 4), check_trace=False)
+            assert torch.equal(traced(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    finally:
+        watch.end()
+        watch.stop()
+    (run,) = Path("runs").iterdir()
+    rows = map(json.loads, (run / "layers.jsonl").read_text().splitlines())
+    assert [row["step"] for row in rows if "step" in row] == [2, 2, 10, 10]
+    assert not torch_modules._has_any_global_hook()
 
 
 class Events:

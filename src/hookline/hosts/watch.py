@@ -23,6 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hookline._console import is_terminal, print_line
+from hookline.activations.compile.detection import has_compiled
 from hookline.hosts.calls import BackwardWatch, wrapped
 from hookline.hosts.options import Options
 
@@ -61,7 +62,10 @@ class Watch:
         self._unknown = 0  # steps of optimizers that no run has
         self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
         self._long_trainings = 0
-        self._losses: deque[torch.Tensor] = deque(maxlen=MOST_LOSSES)  # of the backward passes since the last step
+        self._thread: threading.Thread | None = None  # the one that trains: of several at once, the first to step
+        self._thread_lock = threading.Lock()
+        # Of the backward passes since the last step, with their threads.
+        self._losses: deque[tuple[torch.Tensor, threading.Thread]] = deque(maxlen=MOST_LOSSES)
         self._has_loss = self._had_loss = False  # whether a backward pass was made since the last step, or ever
         self._has_closure = False  # whether the last step had one: its backward passes are not of the next step
         self._exit_code: Any = None  # what `sys.exit` was called with
@@ -90,6 +94,10 @@ class Watch:
         """Take an optimizer into the run if it is not; its own hooks come next, and do the rest."""
         if self._has_stopped or torch.compiler.is_dynamo_compiling():
             return
+        with self._thread_lock:
+            if self._is_elsewhere():
+                return
+            self._thread = threading.current_thread()
         has_loss, self._has_loss, self._exit_code = self._has_loss, False, None
         attached = self.attached
         if attached is None or all(optimizer is not other for other in attached.run.optimizers):
@@ -102,12 +110,12 @@ class Watch:
         self._has_closure = len(args) > 1 or bool(kwargs)
 
     def _backward_begins(self, loss: torch.Tensor) -> None:
-        if self._has_stopped:
+        if self._has_stopped or self._is_elsewhere():
             return
         self._has_loss = self._had_loss = True
         loss = loss.detach()
         if not self._has_closure:
-            self._losses.append(loss)
+            self._losses.append((loss, threading.current_thread()))
         if self.attached is not None:
             try:
                 self.attached.backward_begins(loss)
@@ -115,11 +123,16 @@ class Watch:
                 self.fail(error)
 
     def _backward_ends(self) -> None:
-        if self.attached is not None:
+        if self.attached is not None and not self._is_elsewhere():
             try:
-                self.attached.run.backward_ends()
+                self.attached.backward_ends()
             except Exception as error:
                 self.fail(error)
+
+    def _is_elsewhere(self) -> bool:
+        """Return whether another thread than this one trains, so that what this one does is not of the run."""
+        thread = self._thread
+        return thread is not None and thread is not threading.current_thread() and thread.is_alive()
 
     def fail(self, error: Exception) -> None:
         """End the run instead of the script, unless hooks may change what the script does."""
@@ -176,9 +189,11 @@ class Watch:
         attached = Watched(training, optimizer, self.options, self._prints, self.fail)
         attached.begin()
         self.attached = attached
-        for loss in list(self._losses):
+        for loss, thread in list(self._losses):
+            if thread is not self._thread:
+                continue
             attached.backward_begins(loss)
-            attached.run.backward_ends()
+            attached.backward_ends()
         if self._owns_process and not hasattr(sys.exit, "__wrapped__"):
             self._watch_end(ranks.world_size)
 
@@ -227,7 +242,8 @@ class Watch:
             error = SystemExit(self._exit_code)
         self.end(error)
         if self._problem and self._had_loss:
-            tell(f"nothing was recorded: {self._problem}")
+            hidden = " outside of compiled code" if self._problem == NO_STEP and has_compiled() else ""
+            tell(f"nothing was recorded: {self._problem}{hidden}")
         if isinstance(error, KeyboardInterrupt):
             # Python ends by SIGINT if the last string or script that it has run ended with Ctrl-C. The record's end may
             # have run another string, as the definition of a named tuple is.
