@@ -175,7 +175,7 @@ _KINDS = (
         "info", same_on_all_ranks=True,
     ),
     EventKind(
-        "hook_state", "its saved state was not used: {problem}",
+        "hook_state", "its state was not restored: {problem}",
         "Register the hook under its old name, or let it start fresh.", "info", same_on_all_ranks=True,
     ),
     EventKind(

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from hookline.core.registry import Registry
     from hookline.run.run import Run
 
+_PROBLEMS = {  # what events.jsonl says about a state, by what `Registry.load_state_dict` returns
+    "without_hook": "no hook has this name",
+    "without_state": "the checkpoint has no state for it",
+}
+
 
 def hooks_state(run: Run) -> dict[str, Any]:
     """Return the sections of a checkpoint that are about hooks; note which hooks have no state in it.
@@ -66,7 +71,7 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     )
     for problem, names in hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
-            note("hook_state", hook=name, problem=problem)
+            note("hook_state", hook=name, problem=_PROBLEMS[problem])
     before, now = sections["hook_names"], list(hooks)
     if before != now:
         added, removed = [name for name in now if name not in before], [name for name in before if name not in now]
