@@ -54,7 +54,7 @@ def with_swapped_arguments() -> None:
         (with_swapped_arguments, "got a SGD; check the argument order.*model, dataloader, optimizer"),
         (lambda: build(model=make_batches(), optimizer=SGD([torch.zeros(1)])), "got list; check the argument order"),
         (lambda: make_trainer(optimizer=make_batches()), "got a tuple; check the argument order"),
-        (lambda: get_trainer(make_model(), make_batches(), SGD([torch.zeros(1)]), "cpu"), "got a Sequential; check the a"),  # type: ignore[arg-type]
+        (lambda: get_trainer(make_model(), make_batches(), SGD([torch.zeros(1)]), "cpu"), "got a Sequential; check"),  # type: ignore[arg-type]
         (lambda: make_trainer().train(max_epochs=2), r"call fit\(max_epochs=…\)"),  # type: ignore[call-arg]
         (lambda: make_trainer().fit(ckpt_path="x"), r"did you mean 'fit\(resume=…\)'"),
         (lambda: make_trainer().fit(max_epoch=2), "did you mean 'max_epochs'"),
@@ -62,6 +62,7 @@ def with_swapped_arguments() -> None:
         (lambda: make_trainer().validate(ckpt_path="best"), r"'ckpt_path'; call load_checkpoint\(…\) before"),
         (lambda: make_trainer().predict(dataloaders=[]), "did you mean 'loaders'"),
         (lambda: make_trainer().fit(make_model()), "is a Sequential, not something to iterate over"),  # type: ignore[arg-type]
+        (lambda: make_trainer().fit(torch.utils.data.TensorDataset(torch.ones(4, 3))), "; pass a DataLoader of it"),
         (lambda: build(scheduler=SGD([torch.zeros(1)])), "SGD is an optimizer; list all as optimizers"),
         (with_plateau_of_an_accuracy, "gets val/loss, of which low values are better; create it with mode='min'"),
         (lambda: build(init_from=""), "is empty; name a run or a checkpoint, or write null for none"),
@@ -71,8 +72,8 @@ def with_swapped_arguments() -> None:
     ids=[
         "model class", "optimizer class", "scheduler class", "foreign scheduler", "loader and optimizer swapped",
         "batches as model", "batches as optimizer", "no kind", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
-        "fit(resume=3)", "validate(ckpt_path)", "predict(dataloaders)", "fit(model)", "optimizer as scheduler",
-        "plateau of an accuracy", "empty init_from", "loss as device", "model as config",
+        "fit(resume=3)", "validate(ckpt_path)", "predict(dataloaders)", "fit(model)", "fit(dataset)",
+        "optimizer as scheduler", "plateau of an accuracy", "empty init_from", "loss as device", "model as config",
     ],
 )  # fmt: skip
 def test_wrong_arguments(attempt: Callable[[], None], message: str) -> None:

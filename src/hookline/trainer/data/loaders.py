@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -70,9 +71,9 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
         named = {role: loaders}
     for name, loader in named.items():
         if not isinstance(loader, Iterable) or isinstance(loader, torch.nn.Module):  # nn.Sequential can be iterated
-            raise TrainingError(
-                f"{role} loader {name!r} is {with_article(type(loader).__name__)}, not something to iterate over"
-            )
+            remedy = "; pass a DataLoader of it" if isinstance(loader, Dataset) else ""
+            kind = with_article(type(loader).__name__)
+            raise TrainingError(f"{role} loader {name!r} is {kind}, not something to iterate over{remedy}")
         if known_length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
     return named
