@@ -81,7 +81,8 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     assert [line.split()[0] for line in shown[:5]] == WITH_VALIDATION and len(shown) <= 6
     assert re.match("epoch 1/3   [━╸]+─+  40/1,200", shown[0]) and "3%" in shown[0]
     assert shown[1].startswith("run         ━━") and re.search(r"39/50( steps)? +78% +\d\.\d s left", shown[1])
-    assert re.match(r"loss        (-|\d\.\d{4})  mean (-|\d\.\d{4})  lr 0\.1$", shown[2])
+    # Losses come with the record, which is written by time, too: on a busy machine they are those of an earlier step.
+    assert re.match(r"loss        (-|\d\.\d{4}( at step \d+)?)  mean (-|\d\.\d{4})  lr 0\.1$", shown[2])
     assert re.match(r"validation  val/loss \d\.\d{4}  best \d\.\d{4} at step 20$", shown[3])
     assert shown[4].endswith("so far") and "steps/s" in shown[4]
     assert all(len(line) < columns for line in shown)
