@@ -636,7 +636,7 @@ def test_a_spike_does_not_flatten_a_curve(chromium: Browser, tmp_path: Path) -> 
     open_report(chromium, run)
     show(chromium, curve("train/loss"))
     note = f"{curve('train/loss')} p.note"
-    assert "1,000,000 at step 30" in text_in(chromium, note)
+    assert "1,000,000 at step 30" in text_in(chromium, note) and chromium.run(f"{element(note)}.hidden") is False
     chromium.run(f"{element(curve('train/loss'))}.focus()")
     chromium.key("l")
     assert chromium.run(f"{element(note)}.hidden") is True
