@@ -150,6 +150,15 @@ def test_a_checkpoint_without_our_state_continues_the_count(caplog: pytest.LogCa
     assert "Lightning resumes after step 4 without saved hook state: hooks start fresh" in caplog.text
 
 
+def test_a_loaded_state_is_for_one_run() -> None:
+    """The run after a resumed one begins anew; an engine may run as often as one likes."""
+    loop = Loop("ignite", hooks=[counter := Counter()]).run()
+    loop.callback.load_state_dict(loop.callback.state_dict())
+    for resumed_at in (8, -1):
+        loop.engine.run(loop.data, max_epochs=2)
+        assert counter.resumed_at == resumed_at
+
+
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
