@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from records import start_record
 
 from hookline import NotifyHook, read_layers, read_metrics
+from hookline.ranks import Ranks
 from hookline.record import Record
+from hookline.record.across_ranks import SharedRecord
 
 REDACTED = "<redacted>"
 TOKEN = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
@@ -437,3 +439,11 @@ def test_a_hook_that_quotes_a_secret_fails_without_it(
     assert "ConnectionError: 401 for <redacted>" in text and "Traceback" in text and TOKEN not in text
     logger.warning("after the run: %s", TOKEN)
     assert written.getvalue().endswith(f"after the run: {TOKEN}\n")
+
+
+def test_a_password_of_the_config_stays_out_of_the_record_of_several_ranks() -> None:
+    """Only the config tells that these words are a secret; the record of all ranks is made from one that knows it."""
+    password = "correct horse battery"
+    record = SharedRecord(Record.in_memory({"data": {"password": password}}), Ranks())
+    record.event("exception", 1, error=f"login failed for {password}")
+    assert [event["error"] for event in record.events] == ["login failed for <redacted>"]

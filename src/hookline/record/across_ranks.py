@@ -67,6 +67,7 @@ class SharedRecord(Record):
 
     def __init__(self, record: Record, ranks: Ranks) -> None:
         super().__init__(record._storage, record._config, record._seed, record.run_id)
+        self._secrets = record._secrets  # Its config no longer has the secrets that must be removed from texts.
         self._ranks = ranks
         self._is_first = ranks.rank == 0
         # By the name of a metric; "mean" if it is not among them.
