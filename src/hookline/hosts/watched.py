@@ -65,12 +65,12 @@ class ModuleCalls:
 
     def _call(self, module: torch.nn.Module, args: Any, *given: Any) -> Any:
         """Call the hook of a module that has one. What is compiled, exported or traced stays as it is without."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return None
         hook = self._hooked.get(id(module))
-        is_hooked = hook is not None and hook.module_ref() is module  # else another module had this id
-        kwargs = given[0] if self._with_kwargs else {}
-        return hook(module, args, kwargs, given[-1]) if is_hooked else None
+        if hook is None or hook.module_ref() is not module:  # A module that is gone had the same id.
+            return None
+        return hook(module, args, given[0] if self._with_kwargs else {}, given[-1])
 
 
 class Watched(Attached):
