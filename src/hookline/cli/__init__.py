@@ -32,11 +32,11 @@ from hookline._words import nearest
 from hookline.cli.arguments import resolve_runs, suggest_override
 from hookline.cli.completion import SHELLS, PrintCompletion
 from hookline.errors import ConfigError, HooklineError, error_text, notes_of
-from hookline.record.outcome import Outcome
+from hookline.record.outcome import TERMINATED, Outcome
 
 DONE, FAILED = Outcome.COMPLETED.exit_code, Outcome.FAILED.exit_code
 NON_FINITE, INTERRUPTED = Outcome.NON_FINITE.exit_code, Outcome.INTERRUPTED.exit_code
-USAGE, CLOSED_PIPE, TERMINATED = 2, 141, 143
+USAGE, CLOSED_PIPE = 2, 141
 EXIT_CODES = {
     DONE: "success, even when a hook stopped the run",
     FAILED: "training failed, a check found something, or the output could not be written",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+TERMINATED = 143
+"""The exit code of a process that ends on SIGTERM, once its run is closed."""
+
 
 class Outcome(StrEnum):
     """How a run ended; `Run.decide_outcome` decides it."""
@@ -16,7 +19,7 @@ class Outcome(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command; 143 instead of 130 if the signal was SIGTERM."""
+        """The exit code of a command; it is `TERMINATED` instead of 130 if the signal was SIGTERM."""
         return {"completed": 0, "stopped": 0, "non_finite": 3, "interrupted": 130, "failed": 1}[self.value]
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from hookline._terminal import begin_line
+from hookline.record.outcome import TERMINATED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Schedulers signal every process of a job, and torchrun passes on the signal that it gets itself, some time later:
@@ -106,7 +107,7 @@ class SignalHandler:
     def exit(self) -> None:
         """Do what the caught signal, if any, asked for; call this after the run was closed."""
         if self.caught == signal.SIGTERM:
-            raise SystemExit(128 + self.caught)
+            raise SystemExit(TERMINATED)
         if self.caught is not None:
             raise KeyboardInterrupt
 
