@@ -12,7 +12,7 @@ from hookline import HooklineError, UpdateHook
 
 Grads = dict[str, torch.Tensor]
 Pure = Callable[[Grads], Grads]
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 NAMES = ("matrix", "kernel", "vector", "scalar")
 
 
