@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hookline._console import logger
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError
@@ -49,7 +47,6 @@ class Hooks(HostedHooks, TrainerCallback):
         trainer = calling_trainer()
         if self._trainer is not trainer:  # `add_callback` tells nothing, and `train` is in progress.
             self.on_init_end(args, state, control)
-        self._micro_batches: list[torch.Tensor | None] = []  # the loss of the one in progress
         self._epoch_has_ended = False
         self.load_state_dict(self._find_state(args, state.global_step) if state.global_step else {})
         self.begin_run(

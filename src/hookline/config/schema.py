@@ -188,10 +188,9 @@ class TrainerConfig(TrainerOptions):
 
     hooks: HooksConfig = Field(default_factory=HooksConfig)
 
-    def options(self, **changes: Any) -> TrainerOptions:
-        """Return the options without the hooks, with some of them changed."""
-        options = {name: value for name, value in vars(self).items() if name != "hooks"}
-        return TrainerOptions(**{**options, **changes})
+    def options(self) -> TrainerOptions:
+        """Return the options without the hooks."""
+        return TrainerOptions(**{name: value for name, value in vars(self).items() if name != "hooks"})
 
 
 class RunConfig(BaseModel):

@@ -1,4 +1,4 @@
-"""Handle exceptions raised by hooks: apply the failure policy (its default is in base.py), and report incidents.
+"""Handle exceptions raised by hooks: apply the failure policy (its default is in registry.py), and report incidents.
 
 Exceptions are annotated with the hook and the event, never replaced and never hidden. KeyboardInterrupt, and
 whatever else is not an `Exception`, ends the run under every policy; so does quitting the debugger (BdbQuit).

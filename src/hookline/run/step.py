@@ -130,7 +130,7 @@ class Steps(RunControl):
         if args.skip_reason is None:
             return True
         for optimizer in self.stepping_optimizers():
-            self.step_optimizer(optimizer)
+            self.before_optimizer_step(optimizer)
         return False
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -32,8 +32,9 @@ class MicroBatch(NamedTuple):
 class Window:
     """A window of one micro-batch. `AccumulationWindow` (trainer/window.py) has several, with weights.
 
-    `begin` counts a micro-batch, `backward` gives its loss its share of the step, and `Steps.window_is_complete` ends
-    the window after its last one, at the latest with the last batch of the epoch. `Steps.end_batch` empties it.
+    `begin` prepares a micro-batch, `backward` gives its loss its share of the step, and one of them counts it.
+    `Steps.window_is_complete` ends the window after its last one, at the latest with the last batch of the epoch.
+    `Steps.end_batch` empties it.
     """
 
     size = 1
