@@ -212,6 +212,27 @@ def test_ignite_needs_no_backward_of_ours() -> None:
         Loop("ignite", hooks=[Backward()], options={"tells_loss": False}).run()
 
 
+def test_ignite_reads_each_loss_where_it_is_told() -> None:
+    """A function may call `hl.backward` in some iterations, and only return the loss in others."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    returned = []
+
+    def update(engine: Engine, batch: Any) -> float:
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        hl.backward(loss) if engine.state.iteration % 2 else loss.backward()
+        optimizer.step()
+        returned.append(loss.item())
+        return returned[-1]
+
+    engine = Engine(update)
+    hl = hookline.ignite.attach(engine, model, optimizer)
+    engine.run(make_batches())
+    rows = read_metrics(Path("runs") / hl.run.run_id)
+    assert [row["train/loss"] for row in rows] == pytest.approx(returned) and len(returned) == 4
+
+
 # ---- versions and misuse ---------------------------------------------------------------------------------------------
 
 
