@@ -14,7 +14,7 @@ import pytest
 import torch
 from idle_hook import Idle
 
-from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
+from hookline import ForwardHook, GradientMonitor, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
 from hookline.core import plugins
 from hookline.core.schedule import Reading
 from hookline.errors import MetricMissing, MissingArgument, RegistrationError
@@ -934,3 +934,27 @@ def test_the_work_of_a_registration_does_not_grow_with_the_hooks(kind: str) -> N
     names = list(registry)
     registry.remove(names[2])
     assert registry.register(make(), event=None if kind == "objects" else "step_end") == names[2]  # the free one
+
+
+def test_a_parameter_that_an_option_of_hooks_would_hide_is_refused(registry: HookRegistry) -> None:
+    """Else the hook would be scheduled, and its constructor would never get the value."""
+
+    class Poison(Idle):
+        def __init__(self, at: int = 3) -> None:
+            self.at = at
+
+    with pytest.raises(RegistrationError, match=r"Poison: 'at' is an option of hooks.*; rename the parameter, or make"):
+        registry.register(Poison, at=7)
+    registry.register(Poison(at=7), "object")
+    registry.register(Poison, "default")
+    assert [registry.get(name).at for name in ("object", "default")] == [7, 3]
+
+
+def test_every_of_a_subclass_of_a_built_in_hook_is_its_own(registry: HookRegistry) -> None:
+    """As for the built-in hook: the period limits all that it does, not only its events."""
+
+    class Mine(GradientMonitor):
+        pass
+
+    registry.register(Mine, "mine", every=7)
+    assert str(registry.get("mine").schedule) == "every 7 steps"

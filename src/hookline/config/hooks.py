@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hookline._checks import MADE_FROM_FILE, names
 from hookline._parameters import check, parameters_of
 from hookline._words import nearest
-from hookline.config.factory import Factory, ImportPolicy, find_factory, is_built_in
+from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.base import UpdateHook, hook_attribute
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
@@ -230,13 +230,19 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
             taken out if that has none.
 
     Raises:
-        RegistrationError: If a parameter is wrong, or a named hook cannot be created with them.
+        RegistrationError: If a parameter is wrong, a named hook cannot be created with them, or its constructor has a
+            parameter that is called as one of the options.
     """
     try:
         function = find_factory(given, HOOKS) if isinstance(given, str) else given
-        takes_every = "every" in options and is_built_in(function) and "every" in (parameters_of(function) or {})
+        shared = [key for key in options if key in (parameters_of(function) or {})]
+        takes_every = "every" in shared and getattr(function, "built_in", False)  # of a built-in hook or a subclass
+        if shared and not takes_every:
+            name = given if isinstance(given, str) else given.__name__
+            problem = f"{name}: {shared[0]!r} is an option of hooks, and its constructor has a parameter of this name"
+            raise RegistrationError(f"{problem}; rename the parameter, or make the hook and register the object")
         if takes_every:
-            for key in vars(function).get("every_aliases", ()):
+            for key in getattr(function, "every_aliases", ()):
                 if key in parameters:
                     raise RegistrationError(f"pass either every or {key}, not both: they are names for one setting")
             parameters = {**parameters, "every": options.pop("every")}

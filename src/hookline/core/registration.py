@@ -36,7 +36,7 @@ def read_hook(
         hook: What is registered.
         event: The event of a function.
         parameters: The parameters of the hook's constructor.
-        options: `every`, if it was given; changed as by `make_hook`.
+        options: The options that were given; changed as by `make_hook`.
 
     Returns:
         The hook object and its listeners.
