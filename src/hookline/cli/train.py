@@ -15,7 +15,7 @@ from hookline._console import drop_unwritten_output, print_line
 from hookline.cli.arguments import CONFIG, DEVICE, HOOK, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.command_lines import resume_command
 from hookline.errors import CheckpointError, error_text
-from hookline.record.outcome import Outcome
+from hookline.record.outcome import TERMINATED, Outcome
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -69,9 +69,9 @@ def train_and_report(
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
     except SystemExit as stop:
-        if stop.code != cli.TERMINATED:
+        if stop.code != TERMINATED:
             raise
-        status = cli.TERMINATED
+        status = TERMINATED
     except Exception as error:
         if not trainer.run_ended:  # the run never began: the output is not writable, or there is nothing to train on
             raise
@@ -80,7 +80,7 @@ def train_and_report(
         status = cli.print_error(error, options.debug, cli.FAILED, hide=redact_values)
     if trainer.ranks.rank:  # rank 0 prints for all
         return status
-    if status in (cli.INTERRUPTED, cli.TERMINATED):
+    if status in (cli.INTERRUPTED, TERMINATED):
         try:
             print_how_to_continue(trainer, options)
         except (OSError, CheckpointError) as error:  # the current directory is gone, for instance

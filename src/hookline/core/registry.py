@@ -162,8 +162,8 @@ class Registry:
             name = name or DerivedName(getattr(hook, "__name__", "function"))
         elif isinstance(name, DerivedName):  # A config has made the hook of this type.
             name, type_name = None, str(name)
-        given = {"every": every, "at": at, "start": start, "stop": stop, "before": before, "after": after}
-        given |= {"on_error": on_error, "ranks": ranks}
+        given: dict[str, Any] = {"every": every, "at": at, "start": start, "stop": stop, "before": before}
+        given |= {"after": after, "on_error": on_error, "ranks": ranks}
         options = {key: value for key, value in given.items() if value is not None and value != ()}
         instance, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
         schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
