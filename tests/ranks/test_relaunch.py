@@ -44,7 +44,7 @@ def test_processes_that_are_started_again_continue_their_run(launch: str, tmp_pa
         assert result.value == {"first": [], "second": [5, 6, 7, 8]}
     assert sorted(tmp_path.iterdir()) == runs
     described = [json.loads((run / "run.json").read_text()) for run in runs]
-    assert [len(run["attempts"]) for run in described] == [2, 2]
+    assert [len(run["attempts"]) for run in described] == [1, 2]  # the first had completed, and stays as it is
     assert all(run["outcome"] == "completed" for run in described)
 
 

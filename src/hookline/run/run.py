@@ -245,8 +245,9 @@ class Run(Steps):
             rank = next((stop.rank for stop in self.run_status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
         outcome, reason = self.decide_outcome(error, signal)
-        # A run that was killed after its last step has none left to make. One that had ended stays as it is.
-        if outcome.is_clean and not self.record.had_ended:
+        # A run that was killed after its last step has none left to make. One that had ended, which only rank 0 knows,
+        # stays as it is.
+        if outcome.is_clean and self.record.is_tentative and not self.ranks.first(lambda: self.record.had_ended):
             self.record.commit()
         with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
             self._find_non_finite(outcome)
