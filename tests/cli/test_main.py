@@ -366,7 +366,7 @@ def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured) -
 
 def test_an_empty_config_is_not_the_default_one(capsys: Captured) -> None:
     """An unset variable of a shell script must not train the default job."""
-    assert "cannot" in error_of(capsys, ["explain", ""])
+    assert "is not the name of a config file" in error_of(capsys, ["explain", ""])
 
 
 def test_one_hook_in_full(capsys: Captured) -> None:

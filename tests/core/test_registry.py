@@ -956,5 +956,11 @@ def test_every_of_a_subclass_of_a_built_in_hook_is_its_own(registry: HookRegistr
     class Mine(GradientMonitor):
         pass
 
+    class Late(GradientMonitor):
+        def __init__(self, every: int = 5, start: int = 3) -> None:
+            super().__init__(every=every)
+
     registry.register(Mine, "mine", every=7)
     assert str(registry.get("mine").schedule) == "every 7 steps"
+    with pytest.raises(RegistrationError, match="Late: 'start' is an option of hooks"):
+        registry.register(Late, every=7, start=9)

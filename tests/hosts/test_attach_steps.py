@@ -431,3 +431,17 @@ def test_optimizer_step_wants_to_know_which() -> None:
             hl.optimizer_step()
         with pytest.raises(HooklineError, match="this SGD was not passed to attach"):
             hl.optimizer_step(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_loop_that_steps_its_schedulers_itself_has_none_for_hooks() -> None:
+    seen = []
+
+    class Schedulers(TrainingHook):
+        def on_step_end(self, trainer: Any) -> None:
+            seen.append(list(trainer.schedulers))
+
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, hooks=[Schedulers()]) as hl:
+        hl.backward(loss_of(model, batches(1)[0]))
+        optimizer.step()
+    assert seen == [[]]

@@ -285,6 +285,42 @@ def test_resuming_with_another_scheduler(then: Any, now: Any, message: str) -> N
     assert all(map(torch.equal, before, model.parameters()))
 
 
+def test_the_state_of_a_users_scheduler_may_change_its_keys() -> None:
+    """Only torch's schedulers are known to keep theirs."""
+
+    class Warm:
+        steps = 0
+
+        def __init__(self, optimizer: SGD) -> None:
+            self.optimizer = optimizer
+
+        def step(self) -> None:
+            self.steps += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps} if self.steps else {"fresh": True}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = state["steps"]
+
+    def make(epochs: int) -> Any:
+        optimizer = SGD((model := make_model()).parameters(), 0.1)
+        return make_trainer(model=model, optimizer=optimizer, scheduler=Warm(optimizer), record=True, max_epochs=epochs)
+
+    first = make(1)
+    first.add_checkpointing()
+    first.train()
+    again = make(2)
+    again.fit(resume=first.run_dir)
+    assert again.schedulers[0].steps == again.step == 2 * first.step
+
+
+def test_a_key_error_of_the_users_own_step_gets_no_advice_about_checkpoints() -> None:
+    with pytest.raises(KeyError, match="my_setting") as raised:
+        make_trainer(optimizer_step=lambda optimizer: {}["my_setting"]).fit()
+    assert not any("checkpoint" in note for note in getattr(raised.value, "__notes__", ()))
+
+
 def test_resuming_with_other_groups_of_parameters() -> None:
     """The error says how many parameters each group has, then and now."""
     first = make_trainer(record=True)
@@ -315,3 +351,12 @@ def test_weights_of_another_model(model: nn.Module, message: str) -> None:
     first.train()
     with pytest.raises(CheckpointError, match=message):
         make_trainer(model=model).load_checkpoint(str(first.run_dir))
+
+
+def test_a_reason_may_be_any_object() -> None:
+    """Hooks pass the exception they caught, for instance."""
+    trainer = make_trainer()
+    trainer.on("gradients_ready", at=2)(lambda trainer: trainer.skip_step(ValueError("too large")))
+    trainer.on("step_end", at=3)(lambda trainer: trainer.request_stop(ValueError("enough")))
+    trainer.train()
+    assert (trainer.skipped_steps, trainer.step, trainer.stop_reason) == (1, 3, "enough")

@@ -47,3 +47,19 @@ def test_training_reads_as_it_would_without(
     """Also the tried validation before the first step counts for nothing."""
     plain, shared = make(), make()
     assert order(plain, None) == order(shared, {"train": other(shared), "more": [DATA[:4]]})
+
+
+@pytest.mark.parametrize("event", ["validation_start", "validation_end"])
+def test_what_hooks_read_around_a_validation_changes_no_order(event: str) -> None:
+    """They are a part of it."""
+    orders = []
+    for reads in (False, True):
+        loader = own_generator()
+        validated = sister(loader)
+        options = {"val_loaders": validated, "max_epochs": 3, "seed": 1}
+        trainer, seen = make_trainer(model=make_model(2, 1), data=loader, lr=0.0, **options), list[float]()
+        trainer.on("train_batch_start")(lambda batch, seen=seen: seen.append(batch[0][0, 0].item()))
+        trainer.on(event)(lambda reads=reads, validated=validated: reads and next(iter(validated)) and None)
+        trainer.train()
+        orders.append(seen)
+    assert orders[0] == orders[1]

@@ -237,9 +237,9 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
         function = find_factory(given, HOOKS) if isinstance(given, str) else given
         shared = [key for key in options if key in (parameters_of(function) or {})]
         takes_every = "every" in shared and getattr(function, "built_in", False)  # of a built-in hook or a subclass
-        if shared and not takes_every:
+        if hidden := [key for key in shared if key != "every" or not takes_every]:
             name = given if isinstance(given, str) else given.__name__
-            problem = f"{name}: {shared[0]!r} is an option of hooks, and its constructor has a parameter of this name"
+            problem = f"{name}: {hidden[0]!r} is an option of hooks, and its constructor has a parameter of this name"
             raise RegistrationError(f"{problem}; rename the parameter, or make the hook and register the object")
         if takes_every:
             for key in getattr(function, "every_aliases", ()):

@@ -141,7 +141,7 @@ class RunControl(RunLog):
 
         A stop that is requested in a validation takes effect after it, at the same boundary.
         """
-        reason, by = cut(reason), by or self.hooks.calling_hook()
+        reason, by = cut(str(reason)), by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
         self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
         self.request_boundary()
@@ -167,7 +167,7 @@ class RunControl(RunLog):
         Raises:
             RankError: With several ranks, if the hook declares neither `may_skip` nor `same_on_all_ranks`.
         """
-        self.agreement.request_skip(cut(reason))
+        self.agreement.request_skip(cut(str(reason)))
 
     def save(self, name: str | Callable[[], str] | None = None) -> None:
         """Write a checkpoint at the next step boundary, named after its step unless a name is given."""

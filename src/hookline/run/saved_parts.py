@@ -60,6 +60,12 @@ def another_kind(what: str, part: object, present: Set[str], saved: Set[str]) ->
     )
 
 
+def missing_state(optimizer: torch.optim.Optimizer) -> str:
+    """Say why a step of an optimizer may not find its state in a run that continues from a checkpoint."""
+    problem = f"the checkpoint lacks this if its optimizer was no {type(optimizer).__name__}, or had other options"
+    return f"{problem}; resume with what it was, or begin a new run from the weights alone (init_from)"
+
+
 def _listed(keys: Iterable[str]) -> str:
     return ", ".join(sorted(keys)) or "nothing else"
 

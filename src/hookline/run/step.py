@@ -26,6 +26,7 @@ from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
 from hookline.run.outputs import UNKNOWN, single_numbers
 from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
+from hookline.run.saved_parts import missing_state
 from hookline.run.step_log import GRAD_NORM, LOSS, StepLog
 from hookline.run.window import Window
 
@@ -139,12 +140,8 @@ class Steps(RunControl):
             try:
                 self.engine.step(optimizer, self.optimizer_step)
             except KeyError as error:
-                why = (
-                    f"a checkpoint lacks this if its optimizer was no {type(optimizer).__name__}, or had other options"
-                )
-                add_note(
-                    error, f"{why}; resume with what it was, or begin a new run from the weights alone (init_from)"
-                )
+                if self.event_args.resumed:
+                    add_note(error, missing_state(optimizer))
                 raise
             self.after_optimizer_step(optimizer)
 

@@ -110,6 +110,8 @@ class RunView:
     model: torch.nn.Module
     optimizers: list[torch.optim.Optimizer]
     """The optimizers; writing a group's lr takes effect."""
+    schedulers: Sequence[Any] = ()
+    """The learning-rate schedulers that the run steps; none if its loop does."""
     params: dict[str, torch.nn.Parameter]
     """The trained parameters by name: those that the optimizers own."""
     config: Any

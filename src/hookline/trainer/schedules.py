@@ -57,7 +57,9 @@ def check_kind_of_scheduler(scheduler: Any, state: State) -> None:
     present, saved = {key for key, value in scheduler.state_dict().items() if not callable(value)}, state.keys()
     # A newer torch may have added something that is no setting, so that on one side alone says nothing.
     is_setting = not {key.lstrip("_") for key in present ^ saved}.isdisjoint(SETTINGS)
-    if is_setting or (present - saved and saved - present):
+    missing, added = ({key for key in keys if key[0] != "_"} for keys in (saved - present, present - saved))
+    # The state of a scheduler of the user's may have other keys once it has stepped.
+    if is_setting or (missing and added and type(scheduler).__module__.startswith("torch.")):
         raise another_kind("the checkpoint has the state of another kind of scheduler", scheduler, present, saved)
 
 

@@ -43,7 +43,8 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     Raises:
         TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
     """
-    with trainer.validation() as metrics:
+    order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
+    with order, trainer.validation() as metrics:  # hooks at its beginning and its end may read them, too
         metrics.update(_measure(trainer, loaders, limit, trainer.hooks.slots))
     return metrics
 
@@ -61,8 +62,8 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     if not readable:
         return None
     args, hooks = trainer.event_args, trainer.hooks
-    slots = EventSlots()
-    with trainer.other_batches("validation"), hooks.silenced():
+    slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
+    with trainer.other_batches("validation"), order, hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             listeners = hooks.listeners(event, due=None)
             bound = [hook for hook in listeners if hook_attribute(hook.owner, "runs_in_sanity_check")]
@@ -82,8 +83,7 @@ def _measure(
     compute, reader = trainer.forward.compute_with(trainer.forward.eval_model), OutputReader()
     named = trainer.hooks.dispatch_table.named_at("on_validation_batch_end")
     reads = bool(trainer.validation_metrics) or not OUTPUT_AND_TARGET.isdisjoint(named)
-    order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with order, reader.attached(trainer.forward.eval_model) if reads else nullcontext():
+    with reader.attached(trainer.forward.eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
             batches: Iterator[tuple[Any, bool]] = zip(islice(loader, limit), repeat(True), strict=False)
