@@ -56,6 +56,19 @@ def test_mixed_loaders_are_tried_equally(kind: Any, options: dict[str, Any]) -> 
     assert seen == ["books", "web", "code"] * 2 + VALIDATED and trainer.step == trainer.total_steps == 6
 
 
+@pytest.mark.parametrize("validate_every", [2, 325, "3 epochs"])
+def test_a_trial_validates_once_however_rare_validations_are(validate_every: int | str) -> None:
+    """It tries a batch of everything, so a validation that is due much later, too."""
+    seen, _ = tried(validate_every=validate_every)
+    assert seen == ["books"] * 2 + ["web"] * 2 + ["code"] * 2 + VALIDATED
+
+
+def test_a_trial_of_a_run_without_validations_has_none() -> None:
+    """`validate_every=None` says that the loaders are for something else."""
+    seen, _ = tried(validate_every=None)
+    assert len(seen) == 6
+
+
 def test_fewer_steps_may_be_requested() -> None:
     """More make no trial longer."""
     assert tried(max_steps=3)[1].step == 3 and tried(max_steps=100)[1].step == 6

@@ -135,6 +135,8 @@ class TrainerOptions:
             self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
         if self.fast_dev_run:  # The loaders are not known here: they cut themselves off.
             self.max_epochs, self.record, self.debug = 1, False, True
+            if self.validate_every is not None:  # A trial is over before most periods are.
+                self.validate_every = "1 epoch"
 
     def _check_loader_schedule(self) -> None:
         """Reject weights that are not positive, and options that the loader schedule would ignore."""
