@@ -33,10 +33,11 @@ class NanForensics(NamedHook):
     folder's path and `autopsy` what was found. The folder is in the run's directory (`crashes/step-…`), and `hookline
     replay` runs it again. A `fast_dev_run` writes no folder and only reports.
 
-    Each optimizer step waits once for the device, and for the other ranks if there are several; on a schedule
-    (``every=10``) that is rarer, and the report later. The rank whose batch it was writes the folder, the others note
-    whose it was. Of a sharded model (FSDP2) the forward pass is run again, by all ranks, and not the backward pass.
-    Each micro-batch stays in memory, on its device, until its step is over: with accumulation, all of a window.
+    Each optimizer step waits once for the device, and for the other ranks if there are several. On a schedule
+    (``every=10``) that is rarer, but the weights may be NaN before the hook looks, and then it cannot find the first
+    bad batch. The rank whose batch it was writes the folder, the others note whose it was. Of a sharded model (FSDP2)
+    the forward pass is run again, by all ranks, and not the backward pass. Each micro-batch stays in memory, on its
+    device, until its step is over: with accumulation, all of a window.
 
     In a loop that does not say how its loss is computed, the calls of the model are run again instead. That finds the
     module of the forward pass, and not what goes wrong in the loss or the backward pass.
