@@ -35,7 +35,10 @@ REPEATS = 15
 
 
 def small_trainer() -> Trainer:
-    """Make a trainer for a model with dropout and batch norm, on eight batches; it writes nothing to disk."""
+    """Make a trainer for a model with dropout and batch norm, on eight batches; it writes nothing to disk.
+
+    It trains 1,000 epochs, which takes seconds. For fewer, call ``fit(max_steps=…)``.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = torch.nn.Sequential(
