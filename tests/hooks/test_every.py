@@ -107,8 +107,8 @@ NOT_AT_EPOCHS = "; every: '2 epochs': {} or at steps"
         (LearningRateMonitor, {"frequency": "epoch"}, 100, None),
         (LearningRateMonitor, {"frequency": "epoch"}, "2 epochs",
          NOT_AT_EPOCHS.format("learning rates are recorded at the start of each epoch")),
-        (NotifyHook, {"webhook_url": "https://example.org/x"}, 100, ""),
-        (HOOKS.find("sample_text"), {}, 100, ""),
+        (NotifyHook, {"webhook_url": "https://example.org/x"}, 100, "; leave the schedule out"),
+        (HOOKS.find("sample_text"), {}, 100, "; leave the schedule out"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:40]),
 )  # fmt: skip

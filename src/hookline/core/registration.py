@@ -245,9 +245,9 @@ def check_schedule(hook: Any, listeners: Iterable[str], schedule: Schedule) -> N
     if schedule == Schedule() or any(CATALOG[event].inner for event in listeners):
         return
     takes_every = schedule.every is not None and "every" in inspect.signature(type(hook)).parameters
-    remedy = f"; {_with_period(hook, str(schedule.every))}" if takes_every else ""
+    remedy = _with_period(hook, str(schedule.every)) if takes_every else "leave the schedule out"
     where = f"this {type(hook).__name__} listens to no event inside steps"
-    raise RegistrationError(f"{schedule} has no effect: {where}{remedy}")
+    raise RegistrationError(f"{schedule} has no effect: {where}; {remedy}")
 
 
 def _with_period(hook: Any, every: str) -> str:
