@@ -13,7 +13,7 @@ from hookline._words import nearest
 from hookline.errors import ConfigError, got
 
 MADE_FROM_FILE: ContextVar[bool] = ContextVar("MADE_FROM_FILE", default=False)
-"""Whether the parameters of the hook that is being made are those of a config file, which may come from elsewhere."""
+"""Whether the hook being created gets its parameters from a config file, which may come from someone else."""
 
 
 def one_of(value: Any, choices: Sequence[str], name: str) -> str:

@@ -67,7 +67,7 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose lines are lost if a handler fails: Python's own raises if `sys.stderr` is closed."""
 
     rank = 0
-    """This process's rank. What all ranks would log alike is logged by rank 0 only."""
+    """This process's rank. Only rank 0 logs messages that would be the same on all ranks."""
 
     def log(  # type: ignore[override]
         self, level: int, msg: object, *args: Any, of_rank: bool = False, **kwargs: Any

@@ -171,7 +171,7 @@ def explain(path: Path, error: OSError, verb: str = "write") -> str:
     elif isinstance(error, TooLarge) and verb == "read":
         remedy = "it is damaged or was not written by Hookline, so replace it with an undamaged copy"
     elif isinstance(error, TooLarge):
-        remedy = "keep large values in tensors or in files of your own, and only their names here"
+        remedy = "store large values as tensors or in your own files, and keep only their names here"
     return f"cannot {verb} {path}: {error.strerror or error}; {remedy}"
 
 

@@ -21,11 +21,11 @@ PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 _functorch: Any = getattr(torch._C, "_functorch", None)
 is_wrapped: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
-"""Returns whether a tensor is one of a function that `torch.func` transforms: vmapped, or tracked for a gradient."""
+"""Returns whether `torch.func` is transforming a tensor: vmapped, or tracked for a gradient."""
 inside_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
-"""Returns something, and not None, inside of such a function. What is computed there can be read only afterwards."""
+"""Returns something other than None inside a transformed function, whose results can be read only afterwards."""
 unwrap: Callable[[torch.Tensor], torch.Tensor] = torch.func.debug_unwrap
-"""Returns the plain tensor inside of such a one, which other code can read: for `vmap` the whole batch."""
+"""Unwraps a transformed tensor into the plain one, which other code can read; for `vmap`, the whole batch."""
 _DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 # Of float4 two numbers are packed into a byte, and torch can neither read nor convert them.
 _FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
@@ -274,7 +274,7 @@ class TensorVersions:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.versions = _versions(tensors)
-        """None if one is an inference tensor: writes to those cannot be noticed."""
+        """None if one is an inference tensor: writes to those cannot be detected."""
         self._refs = list(map(ref, tensors))
 
     def matches(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -298,9 +298,9 @@ class TensorMeta(NamedTuple):
     """Facts about a list of tensors."""
 
     plain: bool
-    """Whether none of them is sharded, sparse, complex or of another subclass."""
+    """Whether none of them is sharded, sparse, complex or an instance of another subclass."""
     uniform: bool
-    """Whether all are plain, and of one dtype and on one device."""
+    """Whether all are plain and share one dtype and one device."""
     devices: set[torch.device]
 
 

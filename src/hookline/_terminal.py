@@ -207,7 +207,7 @@ class WatchedStream:
     def restore(self) -> None:
         """Make the stream what it was."""
         for name, function in self._replaced.items():
-            if _attributes(self.stream).get(name) == function:  # else other code has replaced it since
+            if _attributes(self.stream).get(name) == function:  # otherwise other code has replaced it since
                 delattr(self.stream, name)
                 if name in self._before:
                     setattr(self.stream, name, self._before[name])

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 _FEW = 8  # names that a message lists
 _MEANINGS: dict[str, str] = {
-    # Our names, of which the first that is valid where the word stands is suggested, and the others' words for them.
-    # A call is suggested anywhere. Words without a counterpart come first: a similar name would mislead.
+    # Our names, with the words of other libraries for them. A message suggests the first name that is valid there; it
+    # may suggest a call anywhere. Words without a counterpart come first, because a similar name would mislead.
     "": "max_time limit_val_batches limit_test_batches num_nodes sync_batchnorm inference_mode tokenizer predict_end "
     "predict_batch_end sanity_check_start sanity_check_end configure_optimizers train_dataloader",
     "fit(resume=…)": "resume_from_checkpoint ckpt_path",

@@ -65,12 +65,12 @@ class SimpleTrainer(Trainer):
         model: The model to train.
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
-        device: Device to train on (default: cuda if available, else cpu).
+        device: Device to train on (default: cuda if available, otherwise cpu).
         val_dataloader: One loader of validation batches, or several by name.
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: What every trainer takes; `hookline help options` lists it.
+        **more: Options of every trainer; `hookline help options` lists them.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SimpleTrainer(Trainer):
 
 
 class AccelerateTrainer(Trainer):
-    """A `SimpleTrainer` whose objects a Hugging Face `Accelerator` prepares. It decides about device and precision.
+    """A `SimpleTrainer` whose objects a Hugging Face `Accelerator` prepares. It determines device and precision.
 
     Objects that it has already prepared are used unchanged. Accumulation and clipping are options, as for every
     trainer, and schedulers move once a step. Batches of DataLoaders are divided between the processes; in a validation
@@ -106,12 +106,12 @@ class AccelerateTrainer(Trainer):
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
         device: The Accelerator's device; any other raises an error.
-        accelerator: An `accelerate.Accelerator`; one is made if it is left out.
+        accelerator: An `accelerate.Accelerator`; by default, a new one is created.
         val_dataloader: One loader of validation batches, or several by name.
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: What every trainer takes; `hookline help options` lists it.
+        **more: Options of every trainer; `hookline help options` lists them.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class AccelerateTrainer(Trainer):
 
 
 class GenericTrainer(Trainer):
-    """Many loaders, many optimizers, everything from a config: a `TrainerConfig`, or a `HooksConfig` alone.
+    """Several loaders and optimizers, and everything else from a config: a `TrainerConfig`, or a `HooksConfig` alone.
 
     >>> trainer = GenericTrainer(config, model, optimizers)
     >>> trainer.fit(train_loaders, val_loaders, max_epochs=3)
@@ -175,12 +175,12 @@ class GenericTrainer(Trainer):
         model: The model to train.
         optimizers: One optimizer, or several.
         schedulers: One learning-rate scheduler, or several.
-        device: Device to train on (default: cuda if available, else cpu).
+        device: Device to train on (default: cuda if available, otherwise cpu).
         hooks: A list of hooks, a config of hooks, or a `HookManager`, unless the config lists hooks.
         allow: Prefixes under which a config that was read from a file may name dotted paths.
         train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
         val_loaders: One loader of validation batches, or several by name; `fit` takes them, too.
-        **more: What every trainer takes; `hookline help options` lists it. Options override those of the config.
+        **more: Options of every trainer; `hookline help options` lists them. They override those of the config.
     """
 
     def __init__(
@@ -246,11 +246,11 @@ def get_trainer(
         model: The model to train.
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
-        device: Device to train on (default: cuda if available, else cpu).
-        **options: What else that trainer takes; `hookline help options` lists it.
+        device: Device to train on (default: cuda if available, otherwise cpu).
+        **options: Other options of that trainer; `hookline help options` lists them.
 
     Raises:
-        HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.
+        HooklineError: If no trainer has that name, or its factory does not return a `Trainer`.
     """
     if not isinstance(kind, str):
         raise TrainingError(f"kind: expected a trainer's name, got {with_article(type(kind).__name__)}; {_ORDER}")
@@ -265,7 +265,7 @@ def trainer_from_config(
 ) -> Trainer:
     """Make a trainer, and everything that its run needs, from a config.
 
-    Every name in the config is checked before anything is imported or made. With `trainer.seed`, the model's initial
+    Every name in the config is checked before anything is imported or created. With `trainer.seed`, the model's initial
     weights are seeded, too. The record gets the config with references (``${env:NAME}``) as they were written, except
     under `trainer`: there it gets the values of all options, because arguments of `fit` may have changed some.
 
@@ -275,8 +275,8 @@ def trainer_from_config(
     Args:
         config: The config of a run.
         allow: Prefixes under which a config from a file may name dotted paths.
-        from_file: Whether the config comes from a file; what `load_config` has read says so itself.
-        device: Device to train on (default: cuda if available, else cpu).
+        from_file: Whether the config comes from a file; results of `load_config` are marked already.
+        device: Device to train on (default: cuda if available, otherwise cpu).
 
     Raises:
         ConfigError: If a key, a name or a value of the config is wrong.
@@ -340,9 +340,7 @@ def _with_vocab(factory: Factory, data: Any, former: Any) -> Any:
         return data
     if "vocab" not in (parameters_of(factory.function) or {}):
         why = "builds a different vocabulary from the one the model was trained with"
-        raise ConfigError(
-            "data", f"{factory.name!r} {why}; give it a parameter `vocab`, which receives that vocabulary"
-        )
+        raise ConfigError("data", f"{factory.name!r} {why}; add a parameter `vocab`, which receives that vocabulary")
     return factory.make(vocab=vocab)
 
 
@@ -400,7 +398,7 @@ def load_trainer(
 
 
 def choose_checkpoint(run: Path, which: str | int | Path | None) -> SavedCheckpoint:
-    """Return a checkpoint of a run: "best", "last", a step, a name or a path; None for the best or else the last.
+    """Return a checkpoint of a run: "best", "last", a step, a name or a path; None for the best, otherwise the last.
 
     Raises:
         HooklineError: If there is none.
@@ -436,7 +434,7 @@ def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Facto
 
 
 def make_scheduler(factory: Factory, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
-    """Make the scheduler; one that takes the length of the run gets it unless the config gives another."""
+    """Create the scheduler; if it takes the length of the run, it gets that unless the config sets another."""
     steps = options.max_steps
     if steps is None and options.epochs is not None:
         length = epoch_length(TrainLoaders(train, options))
@@ -498,18 +496,18 @@ def make_parts(
     Args:
         model: The model.
         optimizers: One optimizer, or several.
-        device: Device to train on (default: cuda if available, else cpu).
+        device: Device to train on (default: cuda if available, otherwise cpu).
         hooks: A config of hooks, a list of hooks, None, or a manager.
         allow: Prefixes under which a config of hooks from a file may name dotted paths.
         from_file: Whether the config of hooks comes from a file.
         options: The options of the run, unless they are among the keywords.
         train_loaders: One loader of training batches, or several by name.
         val_loaders: One loader of validation batches, or several by name.
-        config: What hooks get as `trainer.config`; the options if it is left out.
+        config: The object that hooks get as `trainer.config`; by default the options.
         resolved: The run's configuration for the record.
         accelerator: The Accelerator that prepares model, optimizers and loaders, if there is one.
         scheduler: One learning-rate scheduler, or several.
-        step_fn: Computes the loss, ``(model, batch) -> loss`` or a dict with it; else `loss_fn` or the model does.
+        step_fn: Computes the loss, ``(model, batch) -> loss`` or a dict with it; otherwise `loss_fn` or the model does.
         loss_fn: Computes the loss from the model's output and the target.
         optimizer_step: Replaces ``optimizer.step()``; gets the optimizer.
         metrics: A list of metrics that are registered, or a dict of functions and objects by name.
@@ -551,7 +549,7 @@ def make_parts(
 
 
 def check_model(model: Any) -> None:
-    """Reject what is not a model, and the stages of a pipeline.
+    """Reject objects that are no model, and the stages of a pipeline.
 
     Raises:
         TrainingError: If the model is not a module, or a part of one that several processes run in turn.
@@ -580,10 +578,10 @@ def checked_list(given: Any, name: str, kind: str, arguments: str, at_least: int
     """Return one optimizer or scheduler, or a list or dict of them, as a list.
 
     Args:
-        given: What the user passed.
+        given: The value that the user passed.
         name: The parameter.
-        kind: What each must be, for messages.
-        arguments: What its constructor takes, for messages.
+        kind: The kind that each must be, for messages.
+        arguments: The arguments of its constructor, for messages.
         at_least: How many there must be.
     """
     if isinstance(given, Mapping):
@@ -605,7 +603,7 @@ def checked_list(given: Any, name: str, kind: str, arguments: str, at_least: int
 
 
 def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
-    """Reject a scheduler of an optimizer that the trainer does not step, which would never move, and what is none.
+    """Reject an object that is no scheduler, or whose optimizer the trainer does not step, so it would never move.
 
     Raises:
         TrainingError: With the scheduler's class.
@@ -616,7 +614,7 @@ def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
             raise TrainingError(f"scheduler: {type(scheduler).__name__} is an optimizer; list all as optimizers")
         optimizer = getattr(scheduler, "optimizer", None)
         if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "max":
-            what = "scheduler: ReduceLROnPlateau gets val/loss, of which low values are better"
+            what = "scheduler: ReduceLROnPlateau monitors val/loss, where lower is better"
             raise TrainingError(f"{what}; create it with mode='min'")
         if optimizer is not None and not any(optimizer is owner for owner in owned):
             problem = f"scheduler: {type(scheduler).__name__} schedules an optimizer that is not the trainer's"
@@ -624,7 +622,7 @@ def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
 
 
 def check_function(function: Any, name: str) -> None:
-    """Reject what cannot be called, and the class of a module, which would be called with the batch."""
+    """Reject objects that cannot be called, and the class of a module, which would be called with the batch."""
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
         raise TrainingError(f"{name}: got the class {function.__name__}; pass an instance, {function.__name__}()")
     if function is not None and not callable(function):

@@ -1,4 +1,4 @@
-"""Everything Hookline raises on purpose, and how values are written in messages."""
+"""Every error that Hookline raises on purpose, and the form of values in messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ before_cut: list[Callable[[str], str]] = []
 
 
 class HooklineError(Exception):
-    """Base of every error that Hookline raises on purpose: the message says what, where and the remedy."""
+    """Base of every error that Hookline raises on purpose. The message says what is wrong, where, and how to fix it."""
 
 
 class RegistrationError(HooklineError):
-    """A hook cannot be registered: a misspelt event, an unknown argument, a name taken, a cyclic order."""
+    """A hook cannot be registered: a misspelt event, an unknown argument, a taken name, a cyclic order."""
 
 
 class MissingArgument(HooklineError, TypeError):
@@ -35,7 +35,7 @@ class ConfigError(HooklineError):
 
 
 class NothingMatches(ConfigError):
-    """A filter matches nothing in this model, so it is misspelt. It ends the run whatever the hook's policy says."""
+    """A filter matches nothing in this model, so it is misspelt. It ends the run regardless of the hook's policy."""
 
     always_raise = True
 
@@ -45,13 +45,13 @@ class TrainingError(HooklineError):
 
 
 class MetricMissing(HooklineError):
-    """A strict monitor did not find its metric. It ends the run whatever the hook's failure policy says."""
+    """A strict monitor did not find its metric. It ends the run regardless of the hook's failure policy."""
 
     always_raise = True
 
 
 class LiveWrite(HooklineError):
-    """An observer wrote into one of the model's tensors: training is no longer what it was, and the run ends."""
+    """An observer wrote into one of the model's tensors: training is no longer the same, and the run ends."""
 
     always_raise = True
 
@@ -103,7 +103,7 @@ def cut(text: str, *, from_end: bool = False) -> str:
     kept = text[-2 * MAX_TEXT :] if from_end else text[: 2 * MAX_TEXT]
     for redact in before_cut:  # the half of a secret would no longer be known as one
         kept = redact(kept)
-    # What was cut off here may have taken half of a secret with it.
+    # The cut may have removed half of a secret.
     half = MAX_TEXT if len(text) <= 2 * MAX_TEXT else min(MAX_TEXT, len(kept) // 2)
     left_out = f"{len(text) - MAX_TEXT:,} more characters"
     return f"({left_out}) …{kept[-half:]}" if from_end else f"{kept[:half]}… ({left_out})"

@@ -20,7 +20,7 @@ __all__ = ["Hooks", "attach"]
 
 
 class Hooks(HostedHooks):
-    """Hooks in an engine, for each of its runs; `hookline events --host ignite` tells what events mean there.
+    """Hooks in an engine, for each of its runs; `hookline events --host ignite` explains the events there.
 
     >>> hl = hookline.ignite.attach(engine, model, optimizer, "hooks.yaml", evaluator=evaluator)
     >>> engine.run(loader, max_epochs=3)
@@ -34,7 +34,7 @@ class Hooks(HostedHooks):
         config: A config of hooks: the path of a YAML file, or a dict.
         evaluator: An engine that only validates: its runs are validations, its metrics are ``val/…``.
         scaler: The GradScaler of the engine, if it has one.
-        **options: What `hookline.attach` takes: hooks, step_fn, output_dir and allow.
+        **options: Options of `hookline.attach`: hooks, step_fn, output_dir and allow.
     """
 
     host = IGNITE
@@ -104,14 +104,14 @@ class Hooks(HostedHooks):
 
         Args:
             loss: The loss, a tensor with one element.
-            **options: What `Tensor.backward` takes.
+            **options: The options of `Tensor.backward`.
         """
         self._knows_loss = True
         self.run.losses_add_up = True  # as your function has divided it
         self.attached.backward(loss, **options)
 
     def optimizer_step(self, optimizer: Any = None) -> None:
-        """Step an optimizer through your scaler, so that a step that the scaler skips is recorded."""
+        """Step an optimizer through your scaler, so steps that the scaler skips are recorded."""
         self.attached.optimizer_step(optimizer)
 
     # ---- what the host does ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ __all__ = ["Hooks"]
 
 
 class Hooks(HostedHooks, Callback):
-    """Hooks as a callback of Lightning; `hookline events --host lightning` tells what events mean there.
+    """Hooks as a callback of Lightning; `hookline events --host lightning` explains the events there.
 
     >>> trainer = lightning.Trainer(callbacks=[hookline.lightning.Hooks("hooks.yaml")])
     """
@@ -90,7 +90,7 @@ class Hooks(HostedHooks, Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Note that an optimizer is to step, if a GradScaler may skip that. Its own hooks tell that it does."""
+        """Note that an optimizer will step, if a GradScaler may skip that. The optimizer's hooks show if it does."""
         if self._scaler is not None:
             self._notice_skip()
             self._tried = optimizer, self.run.optimizer_steps
@@ -121,7 +121,7 @@ class Hooks(HostedHooks, Callback):
             self.begin_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End it, with what the module has logged in it."""
+        """End the validation, with the metrics that the module logged."""
         if self.is_running:
             self.end_validation(self._news())
 

@@ -1,4 +1,4 @@
-"""Watch the other processes of a run, from a side thread: a failure of one ends all of them, and all know whose it was.
+"""Watch the other processes of a run from a side thread: when one fails, all of them end and know which one failed.
 
 The main thread of a rank that waits for a failed one is blocked in a collective, where it handles neither exceptions
 nor signals. So every rank has a thread beside it and a connection to a store that rank 0 hosts. The thread writes a
@@ -55,7 +55,7 @@ class WatchedRun:
 
 
 def as_error(failure: Mapping[str, Any]) -> RankError:
-    """Return a reported failure as the error with which the other ranks end."""
+    """Return a reported failure as the error that ends the other ranks."""
     return RankError(f"rank {failure['rank']} failed at step {failure['step']}: {failure['error']}")
 
 
@@ -66,7 +66,7 @@ def call_within(seconds: float, call: Callable[[], Result]) -> Result:
 
     Raises:
         TimeoutError: If it takes longer; the thread then waits on.
-        Exception: What the function raises.
+        Exception: The function's exception.
     """
     results: list[Result] = []
     errors: list[Exception] = []
@@ -130,7 +130,7 @@ class RankWatch:
     def report(self, step: int, error: str) -> None:
         """Report that this rank ends the run; the first report of all ranks counts.
 
-        If the thread has begun to end this process, this does not return to the main thread.
+        If the thread is already ending this process, this does not return to the main thread.
         """
         if self._ending or threading.get_ident() != self._main:
             return

@@ -187,7 +187,7 @@ class Ranks:
         """Watch the other ranks during a run, from a side thread, and report to them what is raised in the block.
 
         Args:
-            run: What the watch needs from the run.
+            run: The facts that the watch needs from the run.
             timeout: Seconds without a batch after which a rank counts as hanging.
         """
         if self._has_failed:
@@ -268,7 +268,7 @@ class Ranks:
             self._watch.check()
 
     def failed(self, step: int, error: str) -> None:
-        """Report to the other ranks why this one ends. From then on it acts alone: every call is that of one process.
+        """Report to the other ranks why this one ends. From then on, it acts alone, as a single process.
 
         Args:
             step: The step at which it failed.
@@ -306,7 +306,7 @@ _default_ranks: tuple[Any, Ranks] | None = None  # A process may make its defaul
 def find_ranks(timeout: float = 600.0) -> Ranks:
     """Return the ranks of the default process group, or of this process alone if there is none.
 
-    With several ranks the first call makes a process group, so all ranks must call this at the same point.
+    With several ranks, the first call creates a process group, so all ranks must call this at the same point.
 
     Args:
         timeout: Seconds in which all ranks must have come to the first call.
@@ -322,7 +322,7 @@ def find_ranks(timeout: float = 600.0) -> Ranks:
     if _default_ranks is None or _default_ranks[0] is not world:
         seconds = max(timeout, CONNECT_SECONDS)
         try:
-            # torch's own limit is that of every later call, and counts twice.
+            # torch's own limit also applies to every later call, and counts twice.
             group = call_within(seconds, lambda: torch.distributed.new_group(backend="gloo"))
         except TimeoutError:
             what = f"rank {rank} has waited {seconds:g} s for the other ranks to make a trainer"
@@ -349,7 +349,7 @@ def leave_ranks() -> None:
 
 
 def own_rank(group: Any = None) -> Ranks:
-    """Return which rank this process is; without a group, as in a user's own loop, it does everything else alone.
+    """Return this process's rank; without a group, as in a user's own loop, it does everything else alone.
 
     No process group is made, so that not all ranks need to call this.
     """

@@ -27,7 +27,7 @@ _OWN_LOGS = {"loss", "learning_rate", "epoch", "total_flos", "num_input_tokens_s
 
 
 class Hooks(HostedHooks, TrainerCallback):
-    """Hooks as a callback of the Trainer; `hookline events --host transformers` tells what events mean there.
+    """Hooks as a callback of the Trainer; `hookline events --host transformers` explains the events there.
 
     >>> trainer = transformers.Trainer(model, args, callbacks=[hookline.transformers.Hooks("hooks.yaml")])
     """
@@ -38,7 +38,7 @@ class Hooks(HostedHooks, TrainerCallback):
     _is_logging = False  # whether the Trainer logs numbers of ours
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let an exception that leaves `train` end the run: callbacks do not hear of it."""
+        """Make an exception that leaves `train` end the run, because callbacks are not told of it."""
         self._trainer = calling_trainer()
         replace_method(self._trainer, "train", self.watch)
 
@@ -155,7 +155,7 @@ class Hooks(HostedHooks, TrainerCallback):
         self._trainer.control.should_training_stop = True
 
     def save_in_host(self, path: Path) -> None:
-        """Let the Trainer save after this step, too, in the directory of its own checkpoints."""
+        """Make the Trainer save after this step, too, in its own checkpoint directory."""
         self._trainer.control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -26,7 +26,7 @@ Observation = tuple[int, str, str, str]  # step, event, what was observed, its d
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one hook did to training."""
+    """The effect of one hook on training."""
 
     hook: str
     declared: bool
@@ -100,7 +100,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
         steps: The number of optimizer steps.
 
     Returns:
-        The probe. If the hook made training fail, that is one of its incidents.
+        The probe. If the hook made training fail, its incidents include that.
 
     Raises:
         Exception: If the run failed without any hook, or the hook itself raised.

@@ -277,7 +277,7 @@ def test_a_model_without_attention_is_reported(caplog: pytest.LogCaptureFixture)
         maps.run(torch.ones(1, 2))
     assert len(maps) == 0
     (message,) = caplog.messages
-    assert message.startswith("Linear ran without attention in the selected modules; supported are scaled_dot")
+    assert message.startswith("Linear computed no attention in the selected modules; Hookline supports scaled_dot")
 
 
 def test_failing_weights_do_not_fail_the_model(
@@ -295,7 +295,7 @@ def test_failing_weights_do_not_fail_the_model(
         for _ in range(2):
             assert torch.equal(model(tokens())["logits"], plain)
     assert caplog.messages[0] == "no attention map of 'blocks.1.attention': MemoryError: too large"
-    assert caplog.messages[1].startswith("CharGPT ran without attention") and len(caplog.messages) == 2
+    assert caplog.messages[1].startswith("CharGPT computed no attention") and len(caplog.messages) == 2
     assert (maps.cost.maps, maps.cost.bytes) == (0, 0)
 
 

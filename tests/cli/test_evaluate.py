@@ -226,4 +226,4 @@ def test_a_run_that_was_made_in_code(capsys: Captured) -> None:
     trainer.train()
     assert trainer.run_dir is not None
     error = error_of(capsys, ["evaluate", "latest"])
-    assert "that run was made in code; build the same trainer there and call trainer.load_checkpoint('" in error
+    assert "that run was created in code; build the same trainer there and call trainer.load_checkpoint('" in error

@@ -406,7 +406,7 @@ def test_a_hook_that_cannot_be_added(capsys: Captured) -> None:
     """An unknown name, one that the config has, a missing parameter and a dotted path are errors with a remedy."""
     assert "did you mean 'ema'?" in line_of_error(capsys, "train", "small.yaml", "--hook", "emma")
     twice = line_of_error(capsys, "train", "small.yaml", "--hook", "console_log")
-    assert "--hook console_log: the config has it already; hooks.console_log.key=value changes it" in twice
+    assert "--hook console_log: the config already has it; hooks.console_log.key=value changes it" in twice
     assert "max_norm" in line_of_error(capsys, "train", "small.yaml", "--hook", "clip_norm")
     assert "there is no hook named 'os.system'" in line_of_error(capsys, "train", "small.yaml", "--hook", "os.system")
 

@@ -96,7 +96,7 @@ def test_sort_filter_and_limit(capsys: Captured) -> None:
     assert ids("--tag", "x") == "b a" and ids("--tag", "x", "--tag", "y") == "a" and ids("--name", "BASE") == "b a"
     assert ids("--outcome", "failed") == "b" and ids("--tag", "z") == ""
     assert output_of(capsys, ["runs", "--limit", "1"]).endswith("2 more; --limit 3 prints all\n")
-    assert "no run in runs/ passes the filters; without them there are 3" in output_of(capsys, ["runs", "--tag", "z"])
+    assert "no run in runs/ matches the filters; without them there are 3" in output_of(capsys, ["runs", "--tag", "z"])
     for wrong in (["--sort", "lenght"], ["--outcome", "faild"], ["elsewhere"]):
         assert error_of(capsys, ["runs", *wrong]).count("\n") == 1
 
@@ -146,7 +146,7 @@ def test_what_is_not_a_run_is_skipped(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2 and "good" in out and "train/loss 0.5 (last)" in out
     assert err.startswith(
-        "hookline: skipped in runs/ (not a run, damaged, or of a newer Hookline): empty, evil\\x1b[31m"
+        "hookline: skipped in runs/ (not a run, damaged, or written by a newer Hookline): empty, evil\\x1b[31m"
     )
     assert err.count("\n") == 1 and err.strip().isprintable() and err.endswith("and 1 more\n")
 

@@ -84,8 +84,8 @@ def test_a_missing_variable_is_named_with_its_path() -> None:
     ("text", "message"),
     [
         ("${file:/etc}", r"\$\{file:/etc\} is not a reference; write \$\{env:NAME\}"),
-        ("${env:N", "starts a reference that does not end, or that contains another"),
-        ("${env:${env:N}}", "starts a reference that does not end, or that contains another"),
+        ("${env:N", "starts a reference that is never closed, or that contains another"),
+        ("${env:${env:N}}", "starts a reference that is never closed, or that contains another"),
     ],
 )
 def test_malformed_references_are_refused(text: str, message: str) -> None:

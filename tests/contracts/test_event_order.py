@@ -369,7 +369,7 @@ FACTS: dict[str, Callable[[Firing], bool]] = {
     "none": lambda seen: not seen.gradients,
     SO_FAR: lambda seen: seen.is_(seen.reference.before[seen.batch]),
     "as at on_train_batch_start": lambda seen: seen.is_(seen.reference.before[seen.batch]),
-    "this micro-batch's share added: maybe partial, scaled, local to the rank": lambda seen: seen.is_(
+    "include this micro-batch's share; may be partial, scaled, local to the rank": lambda seen: seen.is_(
         seen.reference.partial[seen.batch]
     ),
     "complete, unscaled, reduced over ranks; before the update chain": lambda seen: seen.is_(
@@ -384,10 +384,10 @@ FACTS: dict[str, Callable[[Firing], bool]] = {
     ),
     "final: what the optimizer uses": lambda seen: seen.is_(seen.reference.final[seen.step]),
     "still there, as the optimizer used them": lambda seen: seen.is_(seen.reference.final[seen.step]),
-    "gone if a step was made, else those of the window so far": lambda seen: (
+    "cleared if a step was made, otherwise those of the window so far": lambda seen: (
         seen.is_(seen.reference.partial[0]) if seen.batch == 0 else not seen.gradients
     ),
-    "gone; ctx.grad_norm still knows their norm": lambda seen: (
+    "cleared; ctx.grad_norm still has their norm": lambda seen: (
         not seen.gradients and math.isclose(seen.args["grad_norm"], seen.reference.norms[seen.step], rel_tol=1e-5)
     ),
 }

@@ -382,7 +382,7 @@ def test_a_run_that_would_never_save_fails() -> None:
     """Saving after validations only, without any, is an error before the first step."""
     trainer = make_trainer(max_epochs=3)
     trainer.add_checkpointing(save_on_train_epoch_end=False)
-    with pytest.raises(MetricMissing, match="checkpoint waits for a validation, and there are no val_loaders"):
+    with pytest.raises(MetricMissing, match="checkpoint needs a validation, but there are no val_loaders"):
         trainer.train()
     assert trainer.step == 0
 

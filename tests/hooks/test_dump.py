@@ -118,7 +118,9 @@ def test_without_weights_a_replay_needs_them_loaded() -> None:
 def test_a_batch_that_cannot_be_written_is_left_out() -> None:
     """The rest of the evidence is kept; a replay says what is missing and why."""
     _, (folder,) = crash(object())
-    assert "no exact form without pickle" in json.loads((folder / "crash.json").read_text())["left_out"]["batch"]
+    assert (
+        "cannot be saved exactly without pickle" in json.loads((folder / "crash.json").read_text())["left_out"]["batch"]
+    )
     with pytest.raises(HooklineError, match="cannot be replayed without its batch: cannot save"):
         replay_crash(folder, make_trainer())
 

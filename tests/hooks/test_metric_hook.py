@@ -264,7 +264,7 @@ def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureF
     stopping = EarlyStopping(monitor="val/loss", patience=8)
     fit_with(Script(*[9.0] * 9), stopping, ModelCheckpoint(), max_epochs=4, resume=first.run_dir)
     assert stopping.best is not None and stopping.best > 0.01
-    assert "the checkpoint's state is about val/score (min); starting over with val/loss (min)" in caplog.text
+    assert "the checkpoint's state is for val/score (min); starting over with val/loss (min)" in caplog.text
 
 
 def test_checkpoints_of_another_metric_are_not_ranked() -> None:

@@ -205,7 +205,7 @@ def test_wrong_values_inside_of_the_block(use: Any, message: str) -> None:
 def test_a_validation_inside_of_a_validation() -> None:
     """Its results would be those of one of them."""
     model, optimizer = make()
-    refused = pytest.raises(HooklineError, match="a validation is in progress")
+    refused = pytest.raises(HooklineError, match="a validation is already in progress")
     with hookline.attach(model, optimizer) as hl, hl.validation(), refused, hl.validation():
         pass
 

@@ -113,7 +113,7 @@ def by_its_own_clock(rank: int, folder: str) -> list[str]:
 def test_ranks_do_not_change_training_by_their_own_clocks(tmp_path: Path) -> None:
     """Their weights would part, or one would wait for the others' shards of a gradient."""
     results = [result.value for result in run_on_ranks(by_its_own_clock, 2, str(tmp_path))]
-    words = "runs every 30 seconds, which each process counts for itself, and has to run on all of them at once"
+    words = "runs every 30 seconds, which each process counts for itself, but it has to run on all of them at once"
     expected = [f"'{hook}' {words}; count steps" for hook in ("clip_norm", "gradient_monitor", "gradient_flow")]
     assert results == [expected, expected]
 

@@ -34,7 +34,7 @@ REFUSED |= {("run", "debug_training"): "can_rerun"}  # The call of the first ste
 WARNED = {("bare", "early_stopping"): "'val/loss' was never evaluated: no validation happened in 2 steps"}
 """`hl.validation` may come at any time, so its absence is known at the end."""
 UNREPORTED = {"bare": {"train/loss", "train/epoch_loss", "val/loss"}, "run": {"train/epoch_loss", "val/loss"}}
-INTERVENE = "intervenes, and interventions are disabled: pass enable_intervention=True"
+INTERVENE = "intervenes, but interventions are disabled: pass enable_intervention=True"
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def test_events_of_a_host(capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints what events mean there; in JSON, for programs."""
     assert main(["events", "--host", "lightning"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "on_before_backward the loss of the micro-batch; Lightning's own has it divided" in text
+    assert "on_before_backward the loss of the micro-batch; Lightning's own is divided" in text
     assert "on_validation_batch_start never: the batches of a validation stay" in text
     assert "stop sets `trainer.should_stop`" in text
     assert main(["events", "--host", "ignite", "--event", "on_epoch_end", "--json"]) == 0

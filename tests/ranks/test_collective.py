@@ -285,7 +285,7 @@ def test_what_all_ranks_take_part_in_is_refused_in_a_hook_that_some_do_not_call_
     plain, hooked = (run_on_ranks(train_sharded, 2, with_hooks)[0].value for with_hooks in (False, True))
     assert hooked[1] == plain[1]
     for one, what in zip(hooked[0], ["inference() of a sharded model", "validate()", "save_checkpoint()"], strict=True):
-        assert f"hook 'careless' calls {what}, in which all ranks take part, but it is called on ranks [0] only" in one
+        assert f"hook 'careless' calls {what}, which needs all ranks, but it is called on ranks [0] only" in one
 
 
 class Careless(TrainingHook):

@@ -110,7 +110,7 @@ def skip_undeclared(rank: int) -> str:
 
 def test_a_hook_that_does_not_declare_that_it_may_skip_ends_the_run() -> None:
     for rank, one in enumerate(run_on_ranks(skip_undeclared, 2)):
-        assert one.value.startswith(f"2 hook 'careless' skips a step on rank {rank}, which the other ranks do not know")
+        assert one.value.startswith(f"2 hook 'careless' skips a step on rank {rank}, but the other ranks do not know")
         assert "may_skip = True" in one.value
 
 

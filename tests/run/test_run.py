@@ -178,7 +178,7 @@ def test_a_run_that_lost_its_hooks_does_not_begin() -> None:
     manager = HookManager([ClipNorm(max_norm=1.0)])
     first, trainer, last = make_run(manager=manager), make_trainer(hooks=manager), make_run(manager=manager)
     for begin in (first.open, trainer.fit, lambda: trainer.training_step(make_batches(1)[0])):
-        with pytest.raises(TrainingError, match=r"belong to another one now.* give each run a HookManager of its own"):
+        with pytest.raises(TrainingError, match=r"now belong to another run.* give each run its own HookManager"):
             begin()
     assert not (first.running or trainer.running)
     train(last, batches())
@@ -194,7 +194,8 @@ def test_a_run_that_loses_its_hooks_in_progress_says_so(caplog: pytest.LogCaptur
     with first.in_progress():
         train(make_run(manager=manager), batches())
     assert caplog.messages == [
-        "a run in progress has lost its hooks: another one was made with them; give each run a HookManager of its own"
+        "a run in progress has lost its hooks, because another run was created with them; "
+        "give each run its own HookManager"
     ]
 
 

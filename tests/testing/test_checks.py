@@ -98,7 +98,7 @@ def test_a_forgotten_state_is_told() -> None:
     words = (
         r"^hook 'forgets' does not resume exactly\. Killed at on_epoch_start in step 5 and resumed after step 5, "
         r"metric 'mean_loss' at step 6 is [\d.]+ \(float\) instead of [\d.]+ \(float\)\. "
-        r"It has changed and not saved: count\. To fix this: list what it depends on in `saves`"
+        r"It changed without saving: count\. To fix this: list what it depends on in `saves`"
     )
     with pytest.raises(AssertionError, match=words):
         assert_resumable(Forgets())

@@ -258,7 +258,7 @@ def test_the_only_checkpoint_is_missing() -> None:
     """Such a run does not start again at its first step, as one without a checkpoint does."""
     first = saved_run()
     shutil.rmtree(first.checkpoint_dir / "step-00000003")
-    with pytest.raises(CheckpointError, match=r"no undamaged checkpoint is in .* \(1 damaged\)"):
+    with pytest.raises(CheckpointError, match=r"has no undamaged checkpoint \(1 damaged\)"):
         make_trainer().fit(resume=first.run_dir)
 
 
@@ -370,7 +370,7 @@ def test_two_hooks_of_one_class_have_a_state_each() -> None:
 def test_nothing_to_load() -> None:
     """An empty place is named."""
     Path("empty").mkdir()
-    with pytest.raises(CheckpointError, match="no checkpoint is in empty; the hook `checkpoint` saves them"):
+    with pytest.raises(CheckpointError, match="empty has no checkpoint; the hook `checkpoint` saves them"):
         make_trainer(record=False).load_checkpoint("empty")
 
 
@@ -441,8 +441,8 @@ class HoldsFile(UpdateHook):
 
 UNSAVABLE = {
     Raises: "ValueError: no state today",
-    HoldsSet: "CheckpointError: cannot save odd.seen: a set has no exact form without pickle",
-    HoldsFile: "CheckpointError: cannot save odd.file: a _io.StringIO has no exact form without pickle",
+    HoldsSet: "CheckpointError: cannot save odd.seen: a set cannot be saved exactly without pickle",
+    HoldsFile: "CheckpointError: cannot save odd.file: a _io.StringIO cannot be saved exactly without pickle",
 }
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_loaded() -> None:
     coded = make_trainer(record=True, report=False, name="coded")
     coded.add_hook("checkpoint", every=2)
     coded.train()
-    remedy = "that run was made in code; build the same trainer there and call trainer.load_checkpoint('"
+    remedy = "that run was created in code; build the same trainer there and call trainer.load_checkpoint('"
     with pytest.raises(HooklineError, match=re.escape(remedy)):
         Trainer.load("coded")
     trained = train()
@@ -123,7 +123,7 @@ def test_what_cannot_be_loaded() -> None:
     with pytest.raises(CheckpointError, match="no undamaged checkpoint"):
         Trainer.load("base")
     trainer_from_config({**CONFIG, "trainer": {**CONFIG["trainer"], "name": "unsaved"}}, device="cpu").train()
-    with pytest.raises(CheckpointError, match=r"no checkpoint is in .*; the hook `checkpoint` saves them"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint; the hook `checkpoint` saves them"):
         Trainer.load("unsaved")
 
 

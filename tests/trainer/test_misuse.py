@@ -64,7 +64,7 @@ def with_swapped_arguments() -> None:
         (lambda: make_trainer().fit(make_model()), "is a Sequential, not something to iterate over"),  # type: ignore[arg-type]
         (lambda: make_trainer().fit(torch.utils.data.TensorDataset(torch.ones(4, 3))), "; pass a DataLoader of it"),
         (lambda: build(scheduler=SGD([torch.zeros(1)])), "SGD is an optimizer; list all as optimizers"),
-        (with_plateau_of_an_accuracy, "gets val/loss, of which low values are better; create it with mode='min'"),
+        (with_plateau_of_an_accuracy, "monitors val/loss, where lower is better; create it with mode='min'"),
         (lambda: build(init_from=""), "is empty; name a run or a checkpoint, or write null for none"),
         (lambda: make_trainer(device=nn.functional.mse_loss), r"is not a device, such as 'cpu' or 'cuda:0': [^\n]*$"),
         (lambda: GenericTrainer(make_model(), HooksConfig(), []), r"a HooksConfig or a dict, got Sequential\( \(0\)"),  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_should_stop_stops() -> None:
     assert (trainer.step, trainer.should_stop) == (1, True)
     (event,) = [event for event in load_run(trainer.run_dir).events if event["kind"] == "stop_requested"]
     assert (event["by"], event["reason"]) == ("stop", "should_stop was set")
-    with pytest.raises(HooklineError, match="cannot be taken back"):
+    with pytest.raises(HooklineError, match="cannot be undone"):
         trainer.should_stop = False
 
 

@@ -294,7 +294,7 @@ def test_a_failure_before_the_first_step_closes_the_record() -> None:
     received: list[str] = []
     trainer.on("exception", name="listens")(lambda: received.append("exception"))
     trainer.on("train_end", name="ends")(lambda: received.append("end"))
-    with pytest.raises(HooklineError, match="no checkpoint is in nothing"):
+    with pytest.raises(HooklineError, match="nothing has no checkpoint"):
         trainer.train()
     assert received == ["exception", "end"]
     assert run_json(trainer)["outcome"] == "failed"

@@ -121,7 +121,9 @@ def test_a_run_that_continues_beyond_the_end_says_so(
 def test_a_schedule_that_cannot_be_there_is_refused() -> None:
     """A shorter OneCycleLR than what was trained."""
     first = trained(SCHEDULES["OneCycleLR"], 6, 12)
-    with pytest.raises(CheckpointError, match=r"has total_steps=4, which was 12.*cannot be where the checkpoint is"):
+    with pytest.raises(
+        CheckpointError, match=r"has total_steps=4, which was 12.*cannot continue at the checkpoint's position"
+    ):
         trained(SCHEDULES["OneCycleLR"], 12, 4, resume=first.run_dir)
 
 

@@ -174,7 +174,7 @@ def test_a_crash_folder_is_without_the_base() -> None:
     trainer.train()
     assert saved_names(hook.crash / "state") == {*ADAPTERS, *BUFFERS}
     assert replay_crash(hook.crash, make_trainer(record=False)).same
-    with pytest.raises(CheckpointError, match=r"without its frozen parameters .* 0\.base\.weight has other values"):
+    with pytest.raises(CheckpointError, match=r"without its frozen parameters .* 0\.base\.weight has different values"):
         replay_crash(hook.crash, make_trainer(model=make_model(base_seed=9), record=False))
 
 
@@ -198,7 +198,10 @@ def without_base(model: nn.Sequential) -> nn.Module:
 
 
 OTHER_BASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "values": (lambda: make_model(base_seed=5), r"0\.base\.weight has other values, .*, and 1 more; build the model"),
+    "values": (
+        lambda: make_model(base_seed=5),
+        r"0\.base\.weight has different values, .*, and 1 more; build the model",
+    ),
     "shape": (lambda: make_model(width=32), r"0\.base\.weight has the shape \[32, 3\] instead of \[64, 3\], "),
     "dtype": (lambda: make_model().bfloat16(), r"has the dtype torch\.bfloat16 instead of torch\.float32"),
     "missing": (lambda: without_base(make_model()), r"2\.base\.weight is missing, 2\.base\.bias is missing; "),
@@ -317,5 +320,7 @@ def test_frozen_parameters_of_any_dtype(dtype: torch.dtype) -> None:
     assert saved_names(newest(first)) == {*ADAPTERS, *BUFFERS}
     make_trainer(model=make(0)).load_checkpoint(newest(first))
     if dtype != torch.bool:  # every other number is True either way
-        with pytest.raises(CheckpointError, match=r"0\.odd has other values, 0\.turned has other values, 0\.tied has"):
+        with pytest.raises(
+            CheckpointError, match=r"0\.odd has different values, 0\.turned has different values, 0\.tied has"
+        ):
             make_trainer(model=make(1)).load_checkpoint(newest(first))

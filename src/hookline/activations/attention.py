@@ -1,7 +1,7 @@
 """Attention maps: the attention weights of every head of a model, for the duration of a ``with`` block.
 
 Fused attention kernels never materialize their weights. Inside the block, a `TorchFunctionMode` follows each attention
-call of torch with a separate computation of its weights; the model's own computation is not changed.
+call of torch with a separate computation of its weights; the model's own computation stays unchanged.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class AttentionMode(TorchFunctionMode):
 def attention_session(
     manager: ModelRegistry, model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
 ) -> Iterator[AttentionMaps]:
-    """Compute and capture the attention weights of what this thread runs of a model until the block ends.
+    """Compute and capture the attention weights of the model calls in this thread until the block ends.
 
     Args:
         manager: A manager that has no hooks yet.
@@ -198,7 +198,7 @@ def attention_session(
     if mode.cost.maps:
         logger.info("attention maps of %s: %s", kind, mode.cost)  # formatting waits for the device, so only if printed
     elif mode.model_ran:
-        logger.warning("%s ran without attention in the selected modules; supported are %s", kind, SUPPORTED)
+        logger.warning("%s computed no attention in the selected modules; Hookline supports %s", kind, SUPPORTED)
 
 
 # ---- switching to an attention whose weights can be computed ---------------------------------------------------------
@@ -206,7 +206,7 @@ def attention_session(
 
 @contextmanager
 def attention_with_weights(model: torch.nn.Module) -> Iterator[list[str]]:
-    """Make attention visible for a block; restores everything at its end, also after an exception.
+    """Make attention visible for a block; restores everything at its end, even after an exception.
 
     Hugging Face models whose attention is a foreign kernel (flash, flex) use "eager" during the block, because the mode
     cannot see into it; nor into compiled code, which a capture session runs as plain Python.
@@ -256,7 +256,7 @@ def scaled_dot_product_weights(
 ) -> Tensor:
     """Return softmax(QKᵀ · scale + mask), for the arguments of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Computed at least in float32, as the fused kernels do. A query that attends to nothing gets zeros, as from them.
+    Computed at least in float32, as in the fused kernels. A query that attends to nothing gets zeros, as it does there.
 
     Returns:
         The weights in the query's dtype, [..., queries, keys].
@@ -300,7 +300,7 @@ def multi_head_weights(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def softmax_weights(result: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return a softmax's own result if it is over the keys of [batch, heads, queries, keys], else None."""
+    """Return a softmax's own result if it is over the keys of [batch, heads, queries, keys]; otherwise None."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return result if result.dim() == 4 and dim in (-1, 3) else None
 
@@ -312,4 +312,4 @@ ATTENTION_FUNCTIONS: dict[Any, WeightFunction] = {
     F.multi_head_attention_forward: lambda result, args, kwargs: multi_head_weights(*args, **kwargs),
     **dict.fromkeys((F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax), softmax_weights),
 }
-"""Maps each torch function that attends to one that computes its weights from its result and arguments."""
+"""Maps each torch attention function to one that computes the weights from its result and arguments."""

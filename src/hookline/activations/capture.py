@@ -54,14 +54,14 @@ class Capture(BuiltInForwardHook):
         modules: The modules to capture from.
         what: ``"input"``, ``"output"``, ``"both"``, or a list of the first two.
         layer_idx: A number that is stored with each state.
-        max_captured_states: How many states this hook keeps; None for the manager's limit.
+        max_captured_states: The number of states that this hook keeps; None for the manager's limit.
         dtype: Convert floating-point tensors to this dtype.
         device: Copy tensors to this device.
         clone: Copy at once instead of at the first write.
         reduce: ``"batch_mean"``, ``"first"``, ``"last_token"``, or a function of a tensor.
-        detach: Whether states are cut off from autograd. False keeps the module's own tensors with their graph, for
-            gradients with respect to an activation; they show what the model later writes into them.
-        save: Write the states that are kept when a run ends to its directory, as ``captures/<name>.safetensors``.
+        detach: Whether states are detached from autograd. False keeps the module's own tensors with their graph, for
+            gradients with respect to an activation; later writes by the model then show in them.
+        save: When a run ends, write the kept states to its directory, as ``captures/<name>.safetensors``.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -265,7 +265,7 @@ class Cache:
         self.hook, self.model = hook, weakref.ref(model)  # weak, because the cache may outlive the model
         self.early_stop: EarlyStop | None = None
         self.thread = current_thread().name
-        self.other_threads: set[str] = set()  # Threads that have a cache of their own for the model.
+        self.other_threads: set[str] = set()  # Threads that have their own cache for the model.
         self._states: list[CapturedState] | None = None  # once the block has ended
 
     @property
@@ -315,10 +315,10 @@ class EarlyStop(ForwardHook):
 
     def __init__(self, modules: Any, num_modules: int) -> None:
         self.modules, self._num_modules = modules, num_modules
-        self._local = threading.local()  # has the names of the modules that ran, in a thread that is to be stopped
+        self._local = threading.local()  # has the names of the modules that ran, in a thread that should stop
 
     def run(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what the model does, None if the pass was stopped."""
+        """Return the model's result, or None if the pass was stopped."""
         self._local.names = set()
         try:
             return model(*args, **kwargs)

@@ -35,7 +35,7 @@ class CapturedState:
     Attributes:
         hook: The name of the hook that captured it.
         name: The module's name.
-        layer_idx: The number that was given for the module.
+        layer_idx: The number given for the module.
         call: The number of this call of the module since the hook was registered, from 1.
         step: The optimizer step of the call.
         phase: ``"train"``, ``"validation"`` or ``"inference"``.
@@ -120,7 +120,7 @@ class CaptureStore:
         self._states: defaultdict[str, deque[CapturedState]] = defaultdict(deque)  # by hook, oldest first
         self._bytes = 0
         self._users: dict[int, int] = {}  # how many captured tensors use a storage, by its address
-        self._too_big: set[str] = set()  # modules of which a single state exceeds the limit
+        self._too_big: set[str] = set()  # modules with a single state that exceeds the limit
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -217,7 +217,7 @@ _NOT_IN_SAFETENSORS = (torch.complex32, torch.complex128)
 
 
 def capture_file(run_dir: Path, hook: str) -> Path:
-    """Return the file in a run's directory for the states of one hook, whatever characters its name has."""
+    """Return the file in a run's directory for the states of one hook, regardless of the characters in its name."""
     return run_dir / "captures" / f"{re.sub(r'[^A-Za-z0-9_=-]+', '_', hook)}.safetensors"
 
 
@@ -229,7 +229,7 @@ def save_states(
     Args:
         states: The states to write; the file's metadata has the step, phase and layer index of each tensor.
         path: The file; missing directories are created.
-        leave_out: Called with the module and the tensor where safetensors cannot store one, instead of raising.
+        leave_out: Called with the module and a tensor that safetensors cannot store, instead of raising an error.
 
     Returns:
         The path.
@@ -283,6 +283,6 @@ def load_outputs(path: str | Path) -> dict[str, torch.Tensor]:
             newest[name] = max(newest.get(name, candidate), candidate, key=lambda version: version[:2])
     if not newest:
         raise HooklineError(
-            f"{str(path)!r} has no captured outputs; write it with `Cache.save`, or a capture with `save`"
+            f"{str(path)!r} has no captured outputs; write it with `Cache.save`, or with a capture hook's `save`"
         )
     return {name: tensor for name, (_, _, tensor) in newest.items()}

@@ -140,15 +140,16 @@ class Debug(BuiltInForwardHook):
     Args:
         modules: The modules to check.
         conditions: A mapping such as ``{"nan": True, "absmax": "> 1e4", "zeros": "> 0.9"}`` (`zeros` is a fraction,
-            `nan` and `inf` are counts), the same as text (``"nan"``, ``"absmax > 1e4"``), a function ``(name, output)
+            `nan` and `inf` are counts), the same as a string (``"nan"``, ``"absmax > 1e4"``), a function ``(name,
+            output)
             -> bool``, or a list of these; NaN and Inf by default. A tensor that contains a NaN has no other statistics
             and meets no other condition, so keep ``nan`` among them. With the prefix ``grad_`` (``"grad_nan"``,
             ``"grad_l2 > 1e3"``), or in a function ``(name, gradient) -> bool``, a condition is about the gradients of
             the outputs; it is checked in the backward pass.
         inspect: Whether to keep shape, dtype, device, mean, std and absmax of every output in `inspected`.
         break_at_terminal: Whether to open the debugger if the process runs at a terminal.
-        keep: How many findings (the first ones, because the origin of a problem matters most) and inspections (the
-            latest ones) are kept. `found` counts all findings.
+        keep: How many findings and inspections to keep: the first findings, because the origin of a problem matters
+            most, and the latest inspections. `found` counts all findings.
 
     Raises:
         ConfigError: If a condition cannot be parsed, a function cannot be called with two arguments, or there is
@@ -223,7 +224,7 @@ class Debug(BuiltInForwardHook):
     ) -> None:
         """Check a gradient when backward has computed it; what a function raises is a failure of the hook."""
         if not entry.enabled or all(entry is not other for other in self._registry.entries("forward")):
-            return  # It was switched off or removed since the forward pass.
+            return  # It was disabled or removed since the forward pass.
         try:
             gradient = gradient.detach()
             self._check(where, self._gradient_conditions, gradient, statistics_of([gradient]), inputs, trainer)
@@ -265,12 +266,12 @@ class Debug(BuiltInForwardHook):
 
     @property
     def states(self) -> list[Inspection | Finding]:
-        """What was gathered: the inspections, then the findings, each oldest first."""
+        """The inspections, then the findings, each oldest first."""
         with self._lock:
             return [*self.inspected, *self.findings]
 
     def clear_states(self) -> None:
-        """Forget what was gathered; findings are counted and kept from the next one on."""
+        """Drop everything collected; later findings are counted and kept again."""
         with self._lock:
             self.findings.clear()
             self.inspected.clear()

@@ -65,7 +65,7 @@ class BuiltInForwardHook(ForwardHook):
         self._registry: Any = None
 
     def setup(self, registry: Any, name: str) -> None:
-        """Store the name under which the hook is registered, and where."""
+        """Store the hook's registered name and its registry."""
         self._registry, self._registered_name = registry, name
 
     def _pass_over(self, module: str, tensor: torch.Tensor, what: str = "skips") -> None:
@@ -86,7 +86,7 @@ class ForwardArgs:
     """The event arguments of `on_forward` for one hook and one call of a module.
 
     An observer gets copy-on-write views of the tensors, made when they are read. An intervention gets the live tensors,
-    so that gradients flow through what it makes of them.
+    so gradients flow through its result.
     """
 
     dispatcher: ForwardDispatcher
@@ -101,7 +101,7 @@ class ForwardArgs:
     views: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # With their versions when they were made.
 
     def read(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return what the hook is called with: the arguments that it names."""
+        """Return the arguments that the hook names."""
         listener = self.hook.listener
         return listener.arguments({name: getattr(self, name) for name in listener.wanted})
 
@@ -131,7 +131,7 @@ class ForwardArgs:
 
     @property
     def memory(self) -> int:
-        """What the call left allocated on an accelerator; elsewhere the bytes of its output."""
+        """Bytes that the call left allocated on an accelerator; elsewhere, the bytes of its output."""
         if self.measured is not None and self.measured.memory >= 0:
             return self.measured.memory
         return sum(num_bytes(tensor) for tensor in iter_tensors(self.live_output))
@@ -162,7 +162,7 @@ class ForwardDispatcher:
         self.run: Any = NoRun()
         """Where hooks read step, epoch, phase, trainer and model: the event arguments of the run, once there is one."""
         self.begin_batch: Callable[[], bool] | None = None
-        """Begins a micro-batch with the forward pass that is the first of it, in a loop of the user's own."""
+        """In your own loop, begins a micro-batch at its first forward pass."""
         self.register: Register = register_on_module
         """Has torch call the forward hook of a module."""
         self.attached = True
@@ -174,7 +174,7 @@ class ForwardDispatcher:
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
-        self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
+        self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules for which this was reported.
         # Held while modules are selected, and while torch hooks are attached or removed.
         self._lock = threading.RLock()
         weakref.finalize(registry.slots, detach_all, self._hooked).atexit = False
@@ -199,7 +199,7 @@ class ForwardDispatcher:
 
         Args:
             model: The model.
-            attached: Whether hooks are called from now on; those of a trainer are only while it runs the model.
+            attached: Whether hooks are called from now on; a trainer's hooks are called only while it runs the model.
 
         Raises:
             HooklineError: If a pattern matches nothing in the model.
@@ -224,7 +224,7 @@ class ForwardDispatcher:
             return
         if hook_attribute(entry.hook, "intervene") and not self.registry.enable_intervention:
             raise RegistrationError(
-                f"{entry.name!r} intervenes, and interventions are disabled: "
+                f"{entry.name!r} intervenes, but interventions are disabled: "
                 "pass enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
             )
         self.selected_by(entry)
@@ -252,7 +252,7 @@ class ForwardDispatcher:
         """Attach torch hooks to the modules that hooks select now, and detach them from all others.
 
         Args:
-            compiling: Whether something is about to be compiled, perhaps for the first time in this process.
+            compiling: Whether code is about to be compiled, perhaps for the first time in this process.
         """
         has_compiled = compiling or (self.compilable and detection.has_compiled())
         if has_compiled and self.registry.entries("forward"):
@@ -404,7 +404,7 @@ class ForwardDispatcher:
         return self.attached and entry.enabled and not closed
 
     def pass_over(self, hook: str, module: str, tensor: torch.Tensor, what: str = "skips") -> None:
-        """Report, once for a hook and a module, what the hook does not do with a tensor because of its kind."""
+        """Report, once per hook and module, that the hook cannot handle a tensor because of its kind."""
         if (hook, module) not in self._passed_over:
             self._passed_over.add((hook, module))
             message = f"{what} {kind_of(tensor)} tensors of {module!r}"
@@ -412,12 +412,12 @@ class ForwardDispatcher:
             self.registry.failures.report(incident, True)
 
     def is_silenced(self) -> bool:
-        """Return whether no forward hook is called for what this thread runs."""
+        """Return whether forward hooks are silenced in this thread."""
         return threading.get_ident() in self._silent_threads
 
     @contextmanager
     def silenced(self) -> Iterator[None]:
-        """Call no forward hook for what this thread runs inside the block."""
+        """Call no forward hook for modules that this thread runs inside the block."""
         thread = threading.get_ident()  # A list needs no lock: appending to it and removing from it are atomic.
         self._silent_threads.append(thread)
         try:
@@ -432,7 +432,7 @@ def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str)
 
 
 def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
-    """Remove the torch hooks of a manager that is gone."""
+    """Remove the torch hooks of a manager that no longer exists."""
     attached = [module for module in list(hooked.values()) if module.handle is not None]
     for module in list(hooked.values()):
         module.update(attached=False)

@@ -35,7 +35,7 @@ backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 
 
 class TorchHook:
-    """A callable for torch that lets its module be pickled and copied, and does not go with the copy.
+    """A callable for torch with which its module can be pickled and copied, and which the copy leaves behind.
 
     A copy of the module has in its place a method that takes anything and does nothing: the copy is not hooked, and
     what it computes is not attributed to the original. The method is Python's, so that a model saved while hooks were
@@ -47,7 +47,7 @@ class TorchHook:
 
 
 class Measured(NamedTuple):
-    """What a call cost: seconds on the host, and the bytes it left allocated on the device, -1 if unknown."""
+    """The cost of a call: seconds on the host, and the bytes it left allocated on the device, -1 if unknown."""
 
     seconds: float
     memory: int
@@ -73,7 +73,7 @@ class ModuleTimer(TorchHook):
         starts.append((perf_counter_ns(), _allocated(module)))
 
     def end(self, module: torch.nn.Module) -> Measured | None:
-        """Return what the call cost, None if its start was not seen."""
+        """Return the cost of the call, or None if its start was not seen."""
         starts = self._local.__dict__.get("starts")
         if not starts:
             return None
@@ -92,7 +92,7 @@ def _allocated(module: torch.nn.Module) -> int:
 
 
 class Handle(Protocol):
-    """What takes a torch hook off."""
+    """An object that removes a torch hook."""
 
     def remove(self) -> None:
         """Take the hook off."""
@@ -128,8 +128,8 @@ class HookedModule(TorchHook):
         self.handle: Handle | None = None  # Of the torch hook, while it is on the module.
         self._timer_handle: RemovableHandle | None = None
         self._register = register
-        # Torch keeps this object alive as long as the module, so it keeps nothing else alive. When the manager is gone,
-        # so are the slots, and the dispatcher's finalizer detaches.
+        # Torch keeps this object alive as long as the module, so it must keep no other object alive. When the
+        # manager is gone, so are the slots, and the dispatcher's finalizer detaches.
         self._slots = weakref.ref(slots)
         # Compiled code checks before each run what it read here while it was traced.
         self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
@@ -153,7 +153,7 @@ class HookedModule(TorchHook):
         return None if dispatch is None else dispatch(self, module, inputs, kwargs, output, measured)
 
     def update(self, attached: bool, measured: bool = False, returns: bool = False) -> None:
-        """Put torch hooks on the module, or take them off; what is as it should be already stays.
+        """Put torch hooks on the module, or take them off, where the state differs.
 
         Args:
             attached: Whether a hook selects the module.
@@ -188,7 +188,7 @@ def patterns_of(entry: Entry) -> list[Any]:
 
 
 def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
-    """Return what `modules` selects, by name; a pattern selects nothing without a model."""
+    """Return the modules that `modules` selects, by name; a pattern selects nothing without a model."""
     patterns = patterns_of(entry)
     if not patterns or None in patterns:
         raise HooklineError(f"hook {entry.name!r}: modules={entry.hook.modules!r} selects nothing; '*' selects all")

@@ -2,8 +2,8 @@
 
 Each works on the first floating-point tensor of the output; tuples, dicts, dataclasses and model outputs keep their
 structure. Nothing is written in place, gradients flow through the result, and the result shares no memory with the
-values that a hook was given. They need a manager with interventions enabled; otherwise they are refused. Configs name
-them as their attribute `name` does.
+values that a hook was given. A manager rejects them unless interventions are enabled. Configs use their attribute
+`name`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class ScaleActivation(Intervention):
 
 
 Scale = ScaleActivation
-"""Its first name, which the gradient transform `hookline.gradients.transforms.Scale` has, too."""
+"""Its original name, which the gradient transform `hookline.gradients.transforms.Scale` shares."""
 
 
 class Add(Intervention):

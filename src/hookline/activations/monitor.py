@@ -57,7 +57,7 @@ class Monitor(BuiltInForwardHook):
         metrics: Any of mean, std, min, max, absmax, l2, zeros, nans, infs, count, time, memory, histogram and
             dead_units; functions of the output that return one number, each measured under its name; or one function.
         percentiles: Numbers from 0 to 100.
-        gradients: Whether to compute the same of each output's gradient, as ``grad_mean`` and so on.
+        gradients: Whether to compute the same for each output's gradient, as ``grad_mean`` and so on.
         dead_window: A unit is dead if it was never above 0 in a window of this number of steps.
         unit_dim: The dimension of the units; by default the last one, for images the second.
 
@@ -67,7 +67,7 @@ class Monitor(BuiltInForwardHook):
 
     name = "monitor"
     built_in = True
-    needs_all_ranks = True  # its rows are those of all ranks; if it fails on one, they are left out
+    needs_all_ranks = True  # its rows cover all ranks; if it fails on one, they are left out
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Monitor(BuiltInForwardHook):
                 source.send()
 
     def on_step_end(self, step: int, trainer: RunControl | None = None) -> None:
-        """Complete the step, and record what has arrived so far."""
+        """Complete the step, and record the values that have arrived so far."""
         self._trainer = trainer
         self._flush_compiled()
         with self._lock:
@@ -222,10 +222,10 @@ class Monitor(BuiltInForwardHook):
             self._collect(wait=False)
 
     def on_train_end(self, trainer: RunControl | None = None) -> None:
-        """Record what is still on the device, and the part of a step that was not completed."""
+        """Record the values that are still on the device, and those of an incomplete step."""
         self._trainer = trainer
         self._flush_compiled()
-        if trainer is not None:  # else nothing is recorded, and what is left of a step can still be read
+        if trainer is not None:  # otherwise nothing is recorded, and the rest of a step can still be read
             with self._lock:
                 self._share(trainer, at_end=True)
                 for source in self._sources:
@@ -270,7 +270,7 @@ class Monitor(BuiltInForwardHook):
 
     @property
     def states(self) -> list[MonitoredState]:
-        """What was measured, by module and step, oldest first: `history` of all modules; waits for the device."""
+        """The measurements by module and step, oldest first: `history` of all modules; waits for the device."""
         return self._read().states()
 
     def _read(self) -> History:
@@ -281,7 +281,7 @@ class Monitor(BuiltInForwardHook):
             return self._history.plus(tables)
 
     def clear_states(self) -> None:
-        """Forget what was measured; in a run, it is recorded all the same."""
+        """Drop the measurements; in a run, they are recorded nevertheless."""
         self._flush_compiled()
         with self._lock:
             self._collect(wait=True)
@@ -307,14 +307,14 @@ class Monitor(BuiltInForwardHook):
             return source.histogram(name)
 
     def dead_units(self, name: str) -> list[int]:
-        """Return the indices of a module's dead units in the last complete window, else in the first one so far."""
+        """Return the indices of a module's dead units in the last complete window, or in the unfinished first one."""
         if self._dead_units is None:
             raise HooklineError("this monitor does not count dead units: it needs 'dead_units' among its metrics")
         with self._lock:
             self._collect(wait=True)
             dead = self._dead_units.by_module()
         if name not in dead:
-            raise HooklineError(f"there are no units of {name!r} yet; {nearest(name, dead)}")
+            raise HooklineError(f"no units have been counted yet in {name!r} yet; {nearest(name, dead)}")
         return [int(unit) for unit in dead[name].nonzero().flatten().tolist()]
 
     # ---- from the device to the record -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`ModelRegistry`: a registry that attaches forward hooks to a model, and has the methods that make such hooks."""
+"""`ModelRegistry`: a registry that attaches forward hooks to a model, and has the methods that create such hooks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class FireRow:
     calls: int
     """Calls of the module since any hook selects it."""
     fired: int
-    """How often the hook was called there and returned without an error."""
+    """How often the hook was called there and returned without error."""
     why: str = ""
-    """Why it never was; empty if it was."""
+    """Why the hook was never called there; empty if it was."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ModelRegistry(Registry):
 
     Args:
         captures: Keeps the states of all capture hooks.
-        cleanup_interval: After how many module calls states that are too old are dropped.
+        cleanup_interval: The number of module calls after which states that are too old are dropped.
         enable_intervention: Whether hooks with `intervene = True` are accepted.
 
     Raises:
@@ -103,7 +103,7 @@ class ModelRegistry(Registry):
         return self.dispatcher
 
     def watch_for_trainer(self, model: torch.nn.Module, args: Any) -> None:
-        """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive.
+        """Watch a model for a trainer: hooks are attached only while it runs the model, and do not keep it alive.
 
         Args:
             model: The model.
@@ -151,7 +151,7 @@ class ModelRegistry(Registry):
         super().close()
 
     def silenced(self) -> AbstractContextManager[None]:
-        """Call no forward hook for what this thread runs inside the block."""
+        """Call no forward hook for modules that this thread runs inside the block."""
         return self.dispatcher.silenced()
 
     # ---- capture ---------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class ModelRegistry(Registry):
             The hook's name, which can also remove it.
 
         Raises:
-            HooklineError: If nothing is to be captured, or a pattern matches nothing.
+            HooklineError: If there is nothing to capture, or a pattern matches nothing.
         """
         what = [part for part, wanted in (("input", capture_input), ("output", capture_output)) if wanted]
         if not what:
@@ -198,8 +198,8 @@ class ModelRegistry(Registry):
         Args:
             module: A module, or a pattern in the watched model.
             hook_id: The hook's name; by default the class's.
-            metrics: What to monitor: names, functions of the output, or one function; see `Monitor`. By default its
-                statistics, `time` and `memory`.
+            metrics: The values to monitor: names, functions of the output, or one function; see `Monitor`. By default,
+                its statistics, `time` and `memory`.
             **options: Options of `Monitor` and of `register`.
 
         Returns:
@@ -226,7 +226,7 @@ class ModelRegistry(Registry):
         return self.register(Debug, hook_id, modules=module, conditions=conditions, **options)
 
     def fire_report(self) -> FireReport:
-        """Return how often each forward hook was called at each of its modules, and why one never was."""
+        """Return how often each forward hook was called at each of its modules, and why some never were."""
         if self.dispatcher.compiled_stats is not None:
             self.dispatcher.compiled_stats.count_calls()
         rows = []
@@ -261,14 +261,14 @@ class ModelRegistry(Registry):
         return "not called since the hook was registered, or only while hooks were silenced"
 
     def get_captured_states(self, hook_id: str) -> list[Any]:
-        """Return what a hook has gathered, oldest first.
+        """Return the states that a hook has collected, oldest first.
 
         A `CapturedState` for each call that a capture hook has seen, a `MonitoredState` (`name`, `step`, `values`) for
-        each module and step of a monitoring hook, each `Inspection` and `Finding` of a debug hook; of another hook its
-        attribute `states`. Waits for the device if a monitoring hook has values on one.
+        each module and step of a monitoring hook, each `Inspection` and `Finding` of a debug hook; for any other hook,
+        its attribute `states`. Waits for the device if a monitoring hook has values on one.
 
         Raises:
-            HooklineError: If no hook has this name, or it gathers no states.
+            HooklineError: If no hook has this name, or it collects no states.
         """
         entry = self.entry(hook_id)
         states = hook_attribute(entry.hook, "states")
@@ -281,7 +281,7 @@ class ModelRegistry(Registry):
         return list(states)
 
     def clear_captured_states(self, hook_id: str | None = None) -> None:
-        """Remove what one hook has gathered, or all hooks."""
+        """Remove the states that one hook has collected, or all hooks."""
         for entry in self.entries("forward") if hook_id is None else [self.entry(hook_id)]:
             hook_attribute(entry.hook, "clear_states")()
 
@@ -301,7 +301,7 @@ class ModelRegistry(Registry):
             model: The model to capture from.
             modules: The modules to capture, as for any forward hook.
             early_stop: Whether `Cache.run` ends the forward pass after the last selected module.
-            what: What to capture: "input", "output" or "both".
+            what: The part to capture: "input", "output" or "both".
             **options: Options of `Capture`.
 
         Yields:

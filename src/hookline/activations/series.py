@@ -26,7 +26,7 @@ from hookline.stats.rows import INFS, NANS, STATISTICS, summarize
 class StepTable(NamedTuple):
     """The numbers of one step on the host: ``values[i, j]`` is column j of module ``names[i]``.
 
-    A table of histograms has one dimension more, the bins. Step 0 means a call outside of a run; a name then occurs
+    A table of histograms has one more dimension, the bins. Step 0 means a call outside of a run; a name then occurs
     once per call.
     """
 
@@ -56,7 +56,7 @@ class StepTable(NamedTuple):
 
 
 UseTable = Callable[[StepTable], Mapping[str, float]]
-"""Gets a table of all ranks, and returns metrics to record at its step."""
+"""Receives the table of all ranks, and returns metrics to record at its step."""
 
 
 class MonitoredState(NamedTuple):
@@ -128,7 +128,7 @@ class TensorStatistics(StepCollector):
         ]
 
     def current(self) -> list[StepTable]:
-        """Return what has arrived of a step that is not complete."""
+        """Return the values that have arrived of an incomplete step."""
         rows = self.incomplete()
         return [] if rows is None else list(self._tables(rows))
 
@@ -200,7 +200,7 @@ class CallCosts:
 
 
 class FunctionValues(CallCosts):
-    """What a user's functions make of outputs: the mean over the calls of a step; without a run, one row per call.
+    """The results of your functions on outputs: the mean over the calls of a step; without a run, one row per call.
 
     Args:
         functions: Functions of a tensor that return one number, by column. A number on a device stays there until the
@@ -299,7 +299,7 @@ class DeadUnits:
             key: The monitor's name; the same on all ranks.
             epoch: The epoch.
             use: Called with the table of all ranks.
-            last_step: The step at which the run has ended; the first window counts then, as far as it is.
+            last_step: The step at which the run has ended; the first window then counts even if it is incomplete.
         """
         if last_step is not None and not self._has_ended_window and self._maxima:
             self._end_window(last_step)
@@ -337,11 +337,11 @@ class DeadUnits:
         return SharedPart(kind, step, epoch, widths, finish, maxima=alive)
 
     def current(self) -> list[StepTable]:
-        """Return the counts of the first window so far; nothing once a window is complete."""
+        """Return the counts of the first window so far, or none once a window is complete."""
         return [] if self._last_window or not self._maxima else [_count(0, self.by_module())]
 
     def by_module(self) -> dict[str, Tensor]:
-        """Return which units are dead: in the last complete window, else in the first window so far."""
+        """Return which units are dead in the last complete window, or in the first one if none is complete."""
         return self._last_window or {name: (maxima <= 0).cpu() for name, maxima in self._maxima.items()}
 
     def discard(self) -> None:
@@ -363,7 +363,7 @@ def _count(step: int, dead: dict[str, Tensor]) -> StepTable:
 
 
 Source = TensorStatistics | CallCosts | FunctionValues | DeadUnits
-"""One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
+"""One kind of measurement, taken while the model runs and returned as tables when steps are complete."""
 
 
 # ---- over steps ------------------------------------------------------------------------------------------------------
@@ -412,7 +412,8 @@ class History:
     def of(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of one module, oldest first; different kinds of one step are joined.
 
-        Without a run there are rows of calls instead of steps; kinds with equally many are joined call by call.
+        Without a run there are rows of calls instead of steps; kinds with the same number of rows are joined call by
+        call.
         """
         tables = [table for table in self.tables() if name in table.names]
         calls = Counter(table.columns for table in tables if not table.step for other in table.names if other == name)
@@ -429,7 +430,7 @@ class History:
         return [(key[0], values) for key, values in entries.items()][-self._limit :]
 
     def states(self) -> list[MonitoredState]:
-        """Return what is kept of all modules, oldest first."""
+        """Return the kept values of all modules, oldest first."""
         names = dict.fromkeys(name for table in self.tables() for name in table.names)
         states = [MonitoredState(name, *entry) for name in names for entry in self.of(name)]
         return sorted(states, key=lambda state: state.step)

@@ -1,7 +1,7 @@
 """Save and load the state of a run: JSON and safetensors, written so that a crash at any moment loses nothing.
 
-Knows nothing of trainers or hooks; imports `core` and the shared modules. `hooks`, `trainer` and what is above them
-may import it.
+Knows nothing about trainers or hooks; imports `core` and the shared modules. `hooks`, `trainer` and the folders above
+them may import it.
 """
 
 from __future__ import annotations

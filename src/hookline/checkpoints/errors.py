@@ -1,4 +1,4 @@
-"""Say in the error of a checkpoint what failed and where."""
+"""Say in a checkpoint's error what failed and where."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hookline.errors import CheckpointError
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """Raise `CheckpointError` for any exception of the block, with what could not be done before its text.
+    """Raise `CheckpointError` for any exception in the block, prefixed with the action that failed.
 
-    A `CheckpointError` says that already and stays as it is.
+    A `CheckpointError` already says this and stays unchanged.
     """
     try:
         yield

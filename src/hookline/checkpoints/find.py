@@ -15,7 +15,7 @@ from hookline.record.json_lines import read_jsonl
 
 
 def find_checkpoint(path: Path) -> tuple[SavedCheckpoint, list[str]]:
-    """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
+    """Return the checkpoint that a path means (the newest whole one of several), and the problems of newer ones."""
     if os.path.lexists(path / "manifest.json"):
         return SavedCheckpoint(path), []
     directory = checkpoints_of(path)
@@ -25,18 +25,18 @@ def find_checkpoint(path: Path) -> tuple[SavedCheckpoint, list[str]]:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     if newest is None:
         if problems:
-            raise CheckpointError(f"no undamaged checkpoint is in {directory} ({len(problems)} damaged)")
+            raise CheckpointError(f"{directory} has no undamaged checkpoint ({len(problems)} damaged)")
         if not os.path.lexists(path) and not has_no_checkpoint_yet(path.parent):
             raise CheckpointError(f"{path} does not exist; pass the path of a run or of a checkpoint")
         if path.is_file():
-            what = f"{path} is a file, and a checkpoint is a directory"
-            raise CheckpointError(f"{what}; load what torch.save wrote with model.load_state_dict(torch.load(…))")
-        raise CheckpointError(f"no checkpoint is in {directory}; the hook `checkpoint` saves them")
+            what = f"{path} is a file, but a checkpoint is a directory"
+            raise CheckpointError(f"{what}; load files of torch.save with model.load_state_dict(torch.load(…))")
+        raise CheckpointError(f"{directory} has no checkpoint; the hook `checkpoint` saves them")
     return newest, problems
 
 
 def find_whole(path: Path) -> tuple[str, list[str]]:
-    """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
+    """Return the checkpoint that a path means, with every byte verified, and the problems of newer ones."""
     checkpoint, problems = find_checkpoint(path)
     return str(checkpoint.verified().path), problems
 
@@ -99,7 +99,7 @@ def checkpoints_of(path: Path) -> Path:
 def run_directory(path: Path) -> Path | None:
     """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run.
 
-    The run's id is the name of its directory, whatever a link to it is called.
+    The run's id is the name of its directory, regardless of the name of a link to it.
     """
     places = (path, *path.absolute().parents[:2])
     return next((place.resolve() for place in places if os.path.lexists(place / RUN_FILE)), None)

@@ -1,6 +1,6 @@
 """Encode state as JSON and safetensors, and decode it, exactly and without pickle.
 
-JSON's own values stand for themselves. Everything else is a tagged object ``{"!": kind, "v": value}``. The key "!"
+JSON's own values stand for themselves. Any other value is a tagged object ``{"!": kind, "v": value}``. The key "!"
 marks it, so a dict with a key that begins with "!" is written as a tagged list of pairs.
 """
 
@@ -51,7 +51,7 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     A tensor that appears twice (also as another view of the same memory with the same shape) is stored once.
 
     Raises:
-        CheckpointError: With the dotted path of the first value that has no exact form.
+        CheckpointError: If a value cannot be saved exactly; names the dotted path of the first one.
     """
     encoder = Encoder()
     return encoder.encode(tree, ()), encoder.tensors
@@ -63,7 +63,7 @@ def encode_section(name: str, tree: Any, with_shards: bool = False) -> Section:
     Args:
         name: The section's name, for messages.
         tree: The tree of state.
-        with_shards: Whether DTensors may be in it, of which every rank saves its part.
+        with_shards: Whether it may contain DTensors, of which every rank saves its shard.
     """
     if isinstance(tree, Section):
         return tree
@@ -220,7 +220,7 @@ class Encoder:
         with inside(f"cannot save {_where(path)}"):
             part = value if isinstance(value, LocalPart) else local_part(value)
             if part.tensor.dtype not in DTYPE_CODES:
-                why = f"a DTensor of {part.tensor.dtype} has no form in safetensors; save its full_tensor()"
+                why = f"a DTensor of {part.tensor.dtype} cannot be stored in safetensors; save its full_tensor()"
                 raise CheckpointError(why)
             if problem := problem_with(part.tensor):
                 raise CheckpointError(problem)
@@ -294,15 +294,15 @@ def _where(path: Iterable[str]) -> str:
 
 def _refusal(value: Any, path: Iterable[str], remedy: str) -> CheckpointError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    problem = f"{with_article(kind)} has no exact form without pickle; {remedy}"
+    problem = f"{with_article(kind)} cannot be saved exactly without pickle; {remedy}"
     return CheckpointError(f"cannot save {_where(path)}: {problem}")
 
 
 def problem_with(tensor: torch.Tensor) -> str | None:
-    """Return why a tensor cannot be saved, None if it can."""
+    """Return why a tensor cannot be saved, or None if it can."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         kind = type(tensor).__name__
-        return f"{kind} is a tensor subclass; save a plain tensor (of a DTensor, its full_tensor())"
+        return f"{kind} is a tensor subclass; save a plain tensor (for a DTensor, its full_tensor())"
     if tensor.layout != torch.strided:
         return f"its layout is {tensor.layout}; save its to_dense(), or its indices and values"
     if tensor.is_quantized:

@@ -42,7 +42,7 @@ def fill_in_frozen(model: torch.nn.Module, saved: Mapping[str, Any], left_out: F
     if problems:
         more = f", and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         raise CheckpointError(
-            "the checkpoint was saved without its frozen parameters (trainable_only), and this model has others: "
+            "the checkpoint was saved without its frozen parameters (trainable_only), and those of this model differ: "
             f"{', '.join(problems[:_MAX_NAMED])}{more}; build the model with the frozen weights of that run"
         )
     return {**saved, **{name: params[name].detach() for name in left_out}}
@@ -57,13 +57,13 @@ def _difference(name: str, param: torch.nn.Parameter | None, then: Mapping[str, 
         if now[what] != then[what]:
             return f"{name} has the {what} {now[what]} instead of {then[what]}"
     # The sum of a shard says nothing about the whole parameter.
-    return None if is_sharded(param) or now == then else f"{name} has other values"
+    return None if is_sharded(param) or now == then else f"{name} has different values"
 
 
 def fingerprint(tensor: torch.Tensor) -> dict[str, Any]:
     """Return shape, dtype and the sum of a tensor's bits, which is the same on every device.
 
-    Whole words are added up where they are, because a sum of smaller integers would first copy them to larger ones.
+    Whole words are summed in place, because a sum of smaller integers would first copy them to larger ones.
     """
     data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if data.storage_offset() % _WORD:

@@ -1,7 +1,7 @@
 """Make checkpoint names from templates such as ``epoch_{epoch}_loss_{val/loss:.2f}``.
 
 Templates come from config files and metrics may have any name. Fields are therefore looked up and never evaluated,
-formats are short, and whatever a value looks like, a name does not lead out of the directory.
+formats are short, and no value can make a name lead out of the directory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NameTemplate:
         return [field for _, field, _ in self._parts if field and field not in COUNTERS]
 
     def fill(self, epoch: int, step: int, metrics: Mapping[str, float]) -> str:
-        """Return the name for a step; a metric that was not measured there is written as 'none'."""
+        """Return the name for a step; a metric that was not measured then is written as 'none'."""
         values, name = {**metrics, "epoch": epoch, "step": step}, ""
         for text, field, form in self._parts:
             name += text

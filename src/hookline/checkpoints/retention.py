@@ -1,6 +1,6 @@
 """Rank checkpoints by a score and delete the ones that are no longer wanted.
 
-The newest two that verify are never deleted, or only the newest if the user says so.
+The two newest intact checkpoints are never deleted; you can limit this to the newest.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class RankedCheckpoint:
 
 
 def best_first(checkpoints: Iterable[RankedCheckpoint], mode: str) -> list[RankedCheckpoint]:
-    """Return those with a score, best first; of equal scores the older comes first, so a tie replaces nothing.
+    """Return those with a score, best first; with equal scores, the older comes first, so a tie replaces nothing.
 
-    Scores that are not finite come last, the newest of them first: none is better than another.
+    Non-finite scores come last, the newest first, because none is better than another.
     """
     sign = 1 if mode == "min" else -1
 
@@ -51,7 +51,7 @@ def is_among_best(score: float, checkpoints: Sequence[RankedCheckpoint], top_k: 
         score: The new checkpoint's score; one that is not finite is worse than all that are.
         checkpoints: Those on disk.
         top_k: How many are kept; `KEEP_ALL` for every one.
-        mode: "min" if lower scores are better, else "max".
+        mode: "min" if lower scores are better, otherwise "max".
     """
     new = RankedCheckpoint("", sys.maxsize, score)
     return top_k == KEEP_ALL or new in best_first([*checkpoints, new], mode)[:top_k]
@@ -74,11 +74,11 @@ def delete_checkpoints(
         directory: Where they are.
         names: Those to delete.
         trusted: Names of checkpoints that this process wrote itself; their bytes are not read again.
-        keep_previous: Whether the one before the newest is not deleted either: the newest may be torn by the very crash
-            after which it is needed.
+        keep_previous: Whether to keep the one before the newest, too, because the crash after which it is needed may
+            have torn the newest.
 
     Returns:
-        Those of the names that do not exist any more, deleted here or before.
+        The names that no longer exist, deleted here or before.
     """
     existing = [name for name in names if (directory / name).is_dir()]
     protected: set[str] = set()

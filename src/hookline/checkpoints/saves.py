@@ -1,7 +1,7 @@
 """Save one checkpoint: copy its state to the host, write its files in any thread, and finish it on all ranks.
 
 The thread that trains begins and finishes a save, on all ranks at the same point, because both communicate. Writing the
-files communicates with nothing, so any thread can do it, while training changes the state that was copied.
+files needs no communication, so any thread can do it while training changes the original state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostMemory:
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
     def snapshot(self, sections: Mapping[str, Any]) -> dict[str, Section]:
-        """Copy sections as they are now, for `write_checkpoint`; returns when every copy is complete.
+        """Copy the current sections for `write_checkpoint`; returns when every copy is complete.
 
         Encoding copies everything but tensors, finds tied tensors, and rejects what cannot be saved.
 
@@ -147,7 +147,7 @@ class SharedSave:
             return write_part(self._temporary, self._sections, None if rank else self._meta, rank)
 
     def finish(self, written: Callable[[], Any]) -> Path:
-        """Agree that all ranks have written, then let rank 0 write the manifest and rename.
+        """Agree that all ranks have written their files; rank 0 then writes the manifest and renames.
 
         Raises:
             CheckpointError: On all ranks, if one of them could not write.
@@ -155,7 +155,7 @@ class SharedSave:
         try:
             by_rank = self._ranks.gather(on_all(self._ranks, written))
             if len(by_rank) != self._ranks.world_size:
-                raise CheckpointError("a rank has failed, and a checkpoint needs all of them")
+                raise CheckpointError("a rank has failed, but a checkpoint needs all ranks")
             files = {name: entry for of_rank in by_rank for name, entry in of_rank.items()}
 
             def commit() -> str:
@@ -167,7 +167,7 @@ class SharedSave:
             self.abandon()
 
     def abandon(self) -> None:
-        """Remove what was written, without the other ranks; after the rename there is nothing to remove."""
+        """Remove the written files, without the other ranks; after the rename there is nothing to remove."""
         if self._ranks.rank == 0:
             remove_temporary(self._temporary)
 
@@ -215,11 +215,11 @@ def _first(ranks: Ranks, make: Callable[[], Any]) -> Any:
 # ---- what differs between ranks --------------------------------------------------------------------------------------
 
 Alike = Mapping[str, Collection[str] | None]
-"""What all ranks have alike, by section: the names of whole tensors, or None for all but shards. Rank 0 saves it."""
+"""State that all ranks share, by section: names of whole tensors, or None for all but shards. Rank 0 saves it."""
 
 
 def without_alike(sections: Mapping[str, Section], alike: Alike) -> dict[str, Section]:
-    """Return what a rank other than 0 may have to save, so that the rest is neither copied nor compared."""
+    """Return the parts that a rank other than 0 may have to save; the rest is neither copied nor compared."""
     differing = {}
     for name, section in sections.items():
         same = alike.get(name, ())

@@ -50,11 +50,11 @@ class LocalPart:
     tensor: torch.Tensor
     shard: Shard
     is_saved: bool
-    """Whether this rank saves it: of the copies that several ranks hold, the first one is saved."""
+    """Whether this rank saves it. If several ranks hold copies, the first of them saves the block."""
 
 
 def local_part(tensor: Any) -> LocalPart:
-    """Return what this rank holds of a DTensor. Raises `CheckpointError` for a partial sum."""
+    """Return this rank's part of a DTensor. Raises `CheckpointError` for a partial sum."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointError("it is a partial sum over ranks; redistribute() it first")
     coordinate, shape = tensor.device_mesh.get_coordinate(), tuple(tensor.shape)
@@ -63,14 +63,14 @@ def local_part(tensor: Any) -> LocalPart:
         return LocalPart(local, Shard((0,) * len(shape), shape), is_saved=False)
     region = _region(tensor)
     if tuple(local.shape) != tuple(map(len, region)):
-        raise CheckpointError(f"its placements {tensor.placements} are not understood; redistribute() it first")
+        raise CheckpointError(f"its placements {tensor.placements} are not supported; redistribute() it first")
     copies = zip(tensor.placements, coordinate, strict=True)
     is_first = all(index == 0 for placement, index in copies if placement.is_replicate())
     return LocalPart(local, Shard(tuple(indices.start for indices in region), shape), is_saved=is_first)
 
 
 def copy_to_host(value: Any) -> Any:
-    """Return a copy of an entry of a state_dict on the host; of a DTensor, of this rank's part."""
+    """Return a host copy of a state_dict entry; for a DTensor, of this rank's part."""
     if is_sharded(value):
         part = local_part(value)
         return replace(part, tensor=part.tensor.to("cpu", copy=True))
@@ -82,7 +82,7 @@ def like(value: Any, target: Any) -> Any:
 
     Args:
         value: A whole tensor, a DTensor or a `LocalPart`.
-        target: The tensor of the model. A value of another shape is returned as it is.
+        target: The tensor of the model. A value of another shape is returned unchanged.
     """
     if not is_sharded(target) or is_sharded(value):
         return value
@@ -115,7 +115,7 @@ def _region(tensor: Any) -> Region:
         return tuple(range(0) for _ in tensor.shape)
     data = items[0].tensor_data
     if data is None or len(items) > 1:
-        raise CheckpointError(f"its placements {tensor.placements} are not understood; redistribute() it first")
+        raise CheckpointError(f"its placements {tensor.placements} are not supported; redistribute() it first")
     return _block(data.chunk.offsets, data.chunk.sizes)
 
 
@@ -152,7 +152,7 @@ class _Piece:
 
 
 Like = Callable[[str, torch.Size, bool], torch.Tensor | None]
-"""Returns the tensor whose present form a saved one takes, given its name, shape and whether it was saved in shards."""
+"""Returns the tensor whose layout a saved one takes, given its name, shape and whether it was saved in shards."""
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):

@@ -3,7 +3,7 @@
 A checkpoint is a directory with a safetensors file per section, ``state.json`` and ``manifest.json``, which lists the
 size and sha256 of every file. It is written under a temporary name, synced and renamed: it exists whole or not at all.
 
-Of a run on several ranks, rank 0's files are the same, except that shards of tensors are in a file per section and
+For a run on several ranks, rank 0's files are the same, except that shards of tensors are in a file per section and
 rank, ``model.rank-00001.safetensors``. Other state of a rank that differs from rank 0's is in that file and in
 ``state.rank-00001.json``.
 """
@@ -78,7 +78,7 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
         The path of the new checkpoint.
 
     Raises:
-        CheckpointError: If a name is invalid, a value has no exact form, or the disk refuses.
+        CheckpointError: If a name is invalid, a value has no exact form, or the disk rejects it.
     """
     temporary = begin_checkpoint(directory, name, sections)
     try:
@@ -98,7 +98,7 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
         sections: The names of its sections.
 
     Raises:
-        CheckpointError: If a name is invalid or the disk refuses.
+        CheckpointError: If a name is invalid or the disk rejects it.
     """
     directory = Path(directory)
     for text, what in ((name, "checkpoint"), *((section, "section") for section in sections)):
@@ -129,14 +129,14 @@ def commit_checkpoint(temporary: Path, name: str, files: Files, meta: Mapping[st
 
 
 def remove_temporary(temporary: Path) -> None:
-    """Remove what is left of a checkpoint that was not finished; after its rename there is nothing to remove."""
+    """Remove the leftovers of an unfinished checkpoint; after its rename there is nothing to remove."""
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the sections and meta of a checkpoint, after every byte was verified against its manifest.
 
-    Of a run on several ranks these are rank 0's, with all tensors whole.
+    For a run on several ranks, these are rank 0's, with all tensors whole.
 
     Raises:
         CheckpointError: If the checkpoint is damaged or cannot be loaded to the device.
@@ -146,7 +146,7 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
 
 
 class SavedCheckpoint:
-    """A checkpoint on disk, whole or damaged, of which sections are read one by one; the other files are read once.
+    """A checkpoint on disk, whole or damaged. Its sections are read one by one, its other files once.
 
     Args:
         path: Its directory.
@@ -230,7 +230,7 @@ class SavedCheckpoint:
 
     @cached_property
     def problems(self) -> list[str]:
-        """What is wrong, one sentence each; empty if every file is as it was written."""
+        """The problems, one sentence each; empty if every file is as it was written."""
         try:
             files = self.manifest["files"]
             problems = [problem for name, entry in files.items() if (problem := self._check_file(name, entry))]
@@ -276,7 +276,7 @@ class SavedCheckpoint:
 
 
 def verify_checkpoint(path: Path) -> list[str]:
-    """Return what is wrong with a checkpoint, one sentence each; empty if every file is as it was written."""
+    """Return the problems of a checkpoint, one sentence each; empty if every file is as it was written."""
     return SavedCheckpoint(path).problems
 
 
@@ -328,7 +328,7 @@ def set_aside_later(directory: Path, step: int) -> list[str]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name beside `path`; it names process and host, so that leftovers of a killed one are known."""
+    """Return a hidden name beside `path`; it names process and host, so that a killed save can be recognized."""
     return path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}@{_host()}")
 
 
@@ -354,7 +354,7 @@ def write_part(
 
     Args:
         directory: The checkpoint's temporary directory.
-        sections: What the rank saves.
+        sections: The sections that the rank saves.
         meta: The checkpoint's meta, for the file of rank 0.
         rank: The rank.
     """
@@ -456,7 +456,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(raw)
         unchanged = _spell(manifest).encode("ascii") == raw
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{MANIFEST}: is not JSON; it was torn or damaged") from None
+        raise CheckpointError(f"{MANIFEST}: is not JSON; it is incomplete or damaged") from None
     if not unchanged:
         raise CheckpointError(f"{MANIFEST}: was changed after it was written")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -476,7 +476,7 @@ def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> li
     files, count = manifest["files"], manifest["meta"].get("world_size", 1)
     ranks = range(count if type(count) is int and count <= len(files) else 1)
     states = {state_file(rank) for rank in ranks}
-    problems += [f"{name}: is missing in the manifest" for name in sorted(states - files.keys())]
+    problems += [f"{name}: is missing from the manifest" for name in sorted(states - files.keys())]
     others = [name for name in files if name not in states]
     return problems + [
         f"{name}: belongs to no section"

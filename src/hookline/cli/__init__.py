@@ -1,4 +1,4 @@
-"""The command `hookline`: which commands it has, what only a command line may allow, and how errors are shown.
+"""The command `hookline`: its commands, the permissions that only a command line can grant, and the display of errors.
 
 Each command is a module with its arguments, imported when it is typed. Nothing imports this folder.
 """
@@ -40,7 +40,7 @@ USAGE, CLOSED_PIPE = 2, 141
 EXIT_CODES = {
     DONE: "success, even when a hook stopped the run",
     FAILED: "training failed, a check found something, or the output could not be written",
-    USAGE: "wrong config or usage, or the record cannot be written; nothing was trained",
+    USAGE: "invalid config or usage, or the record cannot be written; nothing was trained",
     NON_FINITE: "the run ended with NaN or infinite weights, or nan_forensics stopped it",
     INTERRUPTED: "interrupted by Ctrl-C after saving a checkpoint; the command that resumes the run is printed",
     CLOSED_PIPE: "the reader of the output closed the pipe",
@@ -53,7 +53,7 @@ _MAX_MESSAGE_LENGTH = 2000  # characters: a screen
 # `ARGUMENTS` and `run`. It is imported when it is typed, and imports slow packages (torch) only in `run`.
 COMMANDS = {
     "train": "train from a config",
-    "run": "run a training script as it is, and record what it trains",
+    "run": "run an unmodified training script, and record its training",
     "example": "print the config of the default job, to start from",
     "resume": "continue a run from its newest good checkpoint",
     "evaluate": "measure a trained model on its validation data, or on other data",
@@ -69,7 +69,7 @@ COMMANDS = {
     "verify": "check which hooks change training",
     "explain": "print which hooks run when and why",
     "events": "print the events of a run with their arguments",
-    "hooks": "print the hooks that a config may name",
+    "hooks": "list the hooks that you can use in a config",
     "schema": "print the JSON Schema of config files",
     "modules": "print the modules of a model",
     "export": "export the record of a run as tables",
@@ -84,7 +84,7 @@ class UsageError(HooklineError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose usage has no options, whose errors are raised, and which prints as the commands do."""
+    """A parser that omits options from its usage, raises its errors, and prints like the commands."""
 
     def add_arguments_of(self, command: str) -> None:
         """Add the arguments of a command, whose module is imported, and those that all commands have."""
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         self.usage = " ".join([*usage, "[options]"])
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""
+        """Parse the arguments; the config and overrides may come before, after and between the options."""
         # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an
         # option are in the rest.
         options, rest = self.parse_known_args(arguments)
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error of argparse, which has no remedy in it."""
+        """Raise argparse's error, which names no remedy."""
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -195,7 +195,7 @@ def user_imports(options: argparse.Namespace) -> Iterator[None]:
     modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_host"))
     try:
         here = str(Path.cwd())
-    except OSError as error:  # in such a place torch's libraries end the process without a word that helps
+    except OSError as error:  # in such a place, torch's libraries end the process without a helpful message
         raise HooklineError("the current directory was removed; change to one that exists (cd ..)") from error
     with ExitStack() as stack:
         if modules or allowed:
@@ -252,7 +252,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     """
     if debug:
         print_line(hide("".join(traceback.format_exception(error))), sys.stderr, end="")
-    # Our messages are whole sentences; those of others need the name of their class ("KeyError: 'x'").
+    # Our messages are whole sentences; other exceptions need the name of their class ("KeyError: 'x'").
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else error_text(error)
     place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets

@@ -1,6 +1,6 @@
 """Arguments that several commands share: runs, a config with overrides, permissions, where to run, `--json`.
 
-Everything else is in the `ARGUMENTS` of the command itself.
+The other arguments are in the `ARGUMENTS` of each command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hookline.runs.find import RunFiles
 from hookline.runs.named import find_files
 
 Arguments = dict[str, dict[str, Any]]
-"""By name of an argument: what `ArgumentParser.add_argument` takes."""
+"""By name of an argument: the parameters of `ArgumentParser.add_argument`."""
 
 _RUN_NAMES = (
     "its name, or any unique prefix or suffix of its id; "
@@ -69,7 +69,7 @@ JSON = flag("--json", "print JSON for programs")
 
 
 def positive(word: str) -> int:
-    """Return the integer of at least 1 that a word is; the type of an argument."""
+    """Return the integer that a word stands for, at least 1; the type of an argument."""
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {word!r}")
     return int(word)

@@ -20,7 +20,7 @@ Numbers = NDArray[np.float64]
 
 COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
-MIN_POINTS = 5  # With fewer points, the table of metrics says more than a chart that nobody asked for.
+MIN_POINTS = 5  # With fewer points, the table of metrics says more than an unrequested chart.
 _MIN_WIDTH = 10  # columns of the plot, even in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
 _MAX_DRAWN, _MIN_DRAWN = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
@@ -43,7 +43,7 @@ def draw_chart(
         curves: By label. A range of steps is drawn as a vertical line, so that spikes inside it stay visible. None
             keeps the color and the marker of its place, so that a run looks the same in charts of metrics that others
             lack.
-        title: What the chart shows.
+        title: The title of the chart.
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
     """

@@ -49,7 +49,7 @@ def verify_and_print(checkpoints: Sequence[SavedCheckpoint], as_json: bool) -> i
 
 
 def describe(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """Verify a checkpoint, and return what is wrong with it, or its step, epoch, size and time."""
+    """Verify a checkpoint, and return its problems, or its step, epoch, size and time."""
     from hookline.checkpoints.store import MANIFEST
 
     path, problems = checkpoint.path, checkpoint.problems

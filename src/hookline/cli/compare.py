@@ -105,7 +105,7 @@ def describe(
 def print_divergences(
     console: Console, names: Sequence[str], divergences: Sequence[Divergence | None], causes: Sequence[Sequence[str]]
 ) -> None:
-    """Print for each run where it diverges from the first one, and why that may be."""
+    """Print for each run where it diverges from the first one, with possible causes."""
     console.print()
     for name, divergence, why in zip(names[1:], divergences, causes, strict=True):
         heading(console, f"{names[0]} and {name}")
@@ -162,7 +162,7 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
 
 
 def print_ranking(console: Console, ranking: Ranking) -> None:
-    """Print which run is better, and what that rests on."""
+    """Print which run is better, and the reasons."""
     for line in textwrap.wrap(printable(ranking.headline), max(min(console.width, MAX_WIDTH), 20)):
         console.print(Text(line, "bold"))
     for note in ranking.notes:
@@ -229,7 +229,7 @@ def print_side_by_side(
     titles = [name if cell_len(name) <= width else cut for name, cut, width in zip(names, short, values, strict=True)]
     columns = zip(titles, *(map(str, cells) for _, cells in rows), strict=True)
     widths = [max(cell_len(printable(text)) for text in column) + 2 for column in columns]
-    # Keys are cut if otherwise the runs would not fit beside each other.
+    # Keys are cut if the runs would otherwise not fit side by side.
     keys = shorten([key for key, _ in rows], max(console.width // 3, console.width - 2 - sum(widths)))
     room = min(console.width, MAX_WIDTH) + 2 - (max(cell_len(printable(key)) for key in keys) + 2)
     for tables in range(1, len(names) + 1):

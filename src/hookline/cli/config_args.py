@@ -56,10 +56,10 @@ def add_hook(config: dict[str, Any], name: str) -> None:
     except HooklineError as error:
         raise HooklineError(f"--hook {name}: {error}; {OWN_CODE_HINT}") from None
     if kind not in KINDS:
-        raise HooklineError(f"--hook {name}: its kind is only known when it is made; list it in the config")
+        raise HooklineError(f"--hook {name}: its kind is known only once it is created; list it in the config")
     if not isinstance(hooks, dict) or not isinstance(hooks.get(kind) or [], list):
         return  # the config is wrong, and is rejected where it is checked
     entries = hooks[kind] = hooks.get(kind) or []
     if name in [entry.get("as") or entry.get("name") if isinstance(entry, dict) else entry for entry in entries]:
-        raise HooklineError(f"--hook {name}: the config has it already; hooks.{name}.key=value changes it")
+        raise HooklineError(f"--hook {name}: the config already has it; hooks.{name}.key=value changes it")
     entries.append({"name": name})

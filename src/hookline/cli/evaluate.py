@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _ABOUT_CHECKPOINT = "best, last, a step, or a checkpoint's name or path (default: best if there is one)"
-_ABOUT_DATA = "other data: key=value changes a parameter; a config file has another section `data`"
+_ABOUT_DATA = "other data: key=value changes a parameter; a config file replaces the section `data`"
 MODEL = (
     run_argument("the run whose model it is, or a checkpoint of it", "RUN|CHECKPOINT")
     | OVERRIDES
@@ -60,7 +60,7 @@ def load_model(options: argparse.Namespace) -> tuple[Trainer, SavedCheckpoint]:
         elif section is None:
             section = read_section(word)
         else:
-            raise HooklineError(f"--data {word}: one file at a time, and key=value for single parameters")
+            raise HooklineError(f"--data {word}: one file only; use key=value for single parameters")
     trainer, checkpoint = load_trainer(
         options.run.path, [*changes, *options.words], options.checkpoint, options.allow, options.device, section
     )
@@ -79,5 +79,5 @@ def read_section(file: str) -> Mapping[str, Any]:
     section = config.get("data", config)
     section = {"name": section} if isinstance(section, str) else section
     if not isinstance(section, dict) or not isinstance(section.get("name"), str):
-        raise HooklineError(f"--data {file}: expected a section `data:` with a `name:`, as a config has it")
+        raise HooklineError(f"--data {file}: expected a section `data:` with a `name:`, as in a config")
     return section

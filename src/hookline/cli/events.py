@@ -22,7 +22,7 @@ ARGUMENTS = EVENT | HOST | JSON
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every event in the order of a run, or one in full; with a host, what they mean there."""
+    """Print every event in the order of a run, or one in full; with a host, their meaning there."""
     host = find_host(options.host) if options.host else None
     events = [find_event(options.event)] if options.event else list(CATALOG.values())
     if options.json:
@@ -77,7 +77,7 @@ def print_catalog(console: Console) -> None:
     paragraph(console, _PREFACE, indent=0)
     console.print()
     labeled(console, "everywhere", _names(everywhere), indent=0)
-    labeled(console, "*", "has a cost, but only where a due hook names it", indent=0)
+    labeled(console, "*", "costs time, but only when a due hook names it", indent=0)
     for event in CATALOG.values():
         console.print()
         heading(console, event.name, _aliases(event))
@@ -98,7 +98,7 @@ def print_event(console: Console, event: Event) -> None:
     always = "always fires, whatever the schedule"
     labeled(console, "schedule", "a hook's schedule (every, at, start, stop) applies" if event.inner else always)
     labeled(console, "by hand", f"{event.name}({', '.join(event.order)})")
-    console.print("\narguments [and what they cost, where they do]")
+    console.print("\narguments [and their cost, if any]")
     aliases = {name: alias for alias, name in ARGUMENT_ALIASES.items()}
     for name in event.attributes:
         cost = "" if event.free(name) else f" [{EVENT_ARGUMENTS[name].cost}]"

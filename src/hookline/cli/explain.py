@@ -11,7 +11,7 @@ ARGUMENTS = CONFIG | OVERRIDES | HOOK | EVENT | JSON | PERMISSIONS
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the hooks that a run of this config would have, and nothing else, and print what each event calls."""
+    """Create only the hooks that a run of this config would have, and print what each event calls."""
     from hookline.build import add_clipping, make_manager
     from hookline.cli.config_args import read_config
     from hookline.config.references import resolve_references

@@ -1,6 +1,6 @@
 """The layout of the commands' output: headings, paragraphs whose lines keep their indentation, tables.
 
-What is printed here may come from a stranger's file, so every function makes its text safe for a terminal.
+The printed text may come from a stranger's file, so every function makes it safe for a terminal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def open_console() -> Console:
 
 
 def heading(console: Console, title: str, aside: str = "") -> None:
-    """Print a bold word, and something quieter beside it."""
+    """Print a bold word, with quieter text next to it."""
     title, aside = (" ".join(printable(text).splitlines()) for text in (title, aside))
     console.print(Text.assemble((title, "bold"), (f"  {aside}" if aside else "", "dim")))
 

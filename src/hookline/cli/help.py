@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def pages_about(words: str, pages: Mapping[str, Path]) -> list[str]:
-    """Return the topics with these words in their name, or else those whose pages speak of them most."""
+    """Return the topics with these words in their names; if none, those whose pages mention them most."""
     if named := [topic for topic in pages if folded(words) in folded(topic)]:
         return named
     texts = {topic: path.read_text(encoding="utf-8").lower() for topic, path in pages.items()}

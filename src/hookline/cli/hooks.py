@@ -71,7 +71,7 @@ def reason(error: Exception) -> str:
 
 
 def print_unread(console: Console) -> None:
-    """Print what packages offer in groups that are not read, so that their authors notice."""
+    """Print the entry points of groups that Hookline does not read, so their authors notice."""
     groups = ", ".join(f"hookline.{table.plural}" for table in TABLES)
     for point in unread_entry_points():
         heading(console, point.name, f"not read, {package_of(point)}")
@@ -108,7 +108,7 @@ def describe_any(name: str) -> dict[str, Any]:
 
 
 def print_hook(console: Console, name: str) -> None:
-    """Print everything that a hook's docstring says, every parameter with its default, and how to use the hook."""
+    """Print a hook's whole docstring, every parameter with its default, and how to use the hook."""
     from hookline.config.hooks import RESERVED  # imports torch
 
     hook = describe(name)
@@ -146,7 +146,7 @@ def docstring(factory: Any) -> str:
 
 
 def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the paragraphs of a docstring, and what its Args section says about each parameter."""
+    """Return the paragraphs of a docstring, and the description of each parameter in its Args section."""
     parts = re.split(r"^(Args|Raises|Returns|Attributes):\s*$", text, flags=re.MULTILINE)
     meanings: dict[str, str] = {}
     for title, section in zip(parts[1::2], parts[2::2], strict=True):
@@ -157,7 +157,7 @@ def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def kind_of(factory: Any) -> str:
-    """Return the list of a config in which a hook belongs, as far as its class shows."""
+    """Return the config list that a hook belongs to, as far as its class shows."""
     if not isinstance(factory, type):
         return FUNCTION
     kinds = [kind for base, kind in ((ForwardHook, "forward"), (UpdateHook, "update")) if issubclass(factory, base)]

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_curves(record: RunFiles) -> dict[str, Curve]:
-    """Read the metrics of a run, and nothing else of its record."""
+    """Read only the metrics from a run's record."""
     summary = RunSummary(record)
     for rows in record.metrics():
         summary.add_metrics(columns_of_rows(rows))

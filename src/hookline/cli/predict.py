@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     trainer, checkpoint = load_model(options)
     partial, count = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
     try:
-        # A file that is there stays as it is until the new one is whole.
+        # An existing file stays unchanged until the new one is complete.
         with writing(path):
             with partial.open("w", encoding="ascii") as file:
                 for row in rows_of(trainer):

@@ -1,4 +1,4 @@
-"""`hookline run`: run a script that knows nothing of Hookline, and record what it trains."""
+"""`hookline run`: run a script that knows nothing about Hookline, and record its training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
     """
     if words[0].endswith(".py"):
         if not Path(words[0]).is_file():
-            raise cli.UsageError(f"there is no script {words[0]!r}; options of the script come after its name")
+            raise cli.UsageError(f"there is no script {words[0]!r}; put options of the script after its name")
         return sys.executable, [sys.executable, *words]
     program = shutil.which(words[0])
     if program is None:
@@ -66,10 +66,10 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 def check_hooks(path: str, allow: list[str]) -> None:
-    """Check a config of hooks before the script begins, which may take long to come to its first step.
+    """Check a config of hooks before the script starts, because its first step may take long to come.
 
     Raises:
-        HooklineError: If it cannot be read, or names what does not exist.
+        HooklineError: If it cannot be read, or names things that do not exist.
     """
     from hookline.config.hooks import read_hook_specs  # imports torch
     from hookline.config.load import load_config

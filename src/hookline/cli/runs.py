@@ -1,4 +1,4 @@
-"""`hookline runs`: list the runs of a directory, what they are called, how they ended and how good they are."""
+"""`hookline runs`: list the runs of a directory, with their names, outcomes and best values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ARGUMENTS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the runs that the filters leave, the newest first or sorted by a key."""
+    """Print the runs that match the filters, the newest first or sorted by a key."""
     options.outcome = _check_outcome(options.outcome)
     is_new = options.directory == RUNS and not Path(RUNS).exists()  # nothing has been trained here yet
     runs, others = ([], []) if is_new else list_runs(options.directory)
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         paragraph(open_console(), f"{len(chosen) - len(shown)} more; --limit {len(chosen)} prints all", indent=0)
     if others:
         listed = first_of([path.name for path in others], _MAX_SKIPPED)
-        what = "not a run, damaged, or of a newer Hookline"
+        what = "not a run, damaged, or written by a newer Hookline"
         print_line(one_line(f"hookline: skipped in {options.directory}/ ({what}): {listed}"), sys.stderr)
     return 0
 
@@ -171,7 +171,7 @@ def cells(record: RunFiles) -> dict[str, str]:
 def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
     """Print the columns that have a value and fit the terminal; files and pipes get all of them.
 
-    In a narrow terminal ids are as short as tells them from all `ids` of the directory.
+    In a narrow terminal, ids are cut to the shortest form that is unique among the `ids` of the directory.
     """
     console = open_console()
     widths = _widths(rows, {})
@@ -201,7 +201,9 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
     styled = [([row[name] for name in columns], _style(row)) for row in rows]
     table(console, columns, styled, width=console.width)
     if hidden := [name for name in widths if name not in columns]:
-        paragraph(console, f"not shown for lack of width: {', '.join(hidden)}; --json has everything", indent=0)
+        paragraph(
+            console, f"hidden because the terminal is too narrow: {', '.join(hidden)}; --json has everything", indent=0
+        )
 
 
 def _full_width(widths: Mapping[str, int]) -> int:
@@ -234,4 +236,4 @@ def _none_text(options: argparse.Namespace, count: int) -> str:
     if not count:
         return f"no runs yet in {options.directory}/"
     there = "is 1" if count == 1 else f"are {count}"
-    return f"no run in {options.directory}/ passes the filters; without them there {there}"
+    return f"no run in {options.directory}/ matches the filters; without them there {there}"

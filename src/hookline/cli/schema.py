@@ -1,4 +1,4 @@
-"""`hookline schema`: print the JSON Schema of config files, with which editors complete, explain and check them.
+"""`hookline schema`: print the JSON Schema of config files, which lets editors complete, explain and check them.
 
 It is pydantic's schema of `RunConfig`, extended by what pydantic cannot know: which components and hooks are
 registered, and the parameters of each. These are the parameters of a hook's constructor, or of a component's factory.

@@ -151,7 +151,7 @@ def _ending(files: RunFiles) -> str:
 
 
 def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> None:
-    """Print what else deserves attention, the worst first; the verdict has the first one unless it is a notice."""
+    """Print the other alerts, the worst first; the verdict shows the first one unless it is a notice."""
     others = alerts if judge(alerts).health == "healthy" else alerts[1:]
     off = [hook["name"] for hook in summary.hooks if hook.get("enabled") is False and hook.get("failures")]
     if not others and not off:
@@ -177,7 +177,7 @@ def print_curves(console: Console, summary: RunSummary) -> None:
 
 
 def print_metrics(console: Console, summary: RunSummary, most: int | None) -> None:
-    """Print the last, lowest and highest value of the metrics that say the most, or of all of them."""
+    """Print the last, lowest and highest value of the most important metrics, or of all of them."""
     if not summary.curves:
         heading(console, "metrics", "none")
         return
@@ -245,12 +245,12 @@ def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None,
 
 
 def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:
-    """Return whether a run can be continued: it has ended before it was completed, and has a checkpoint."""
+    """Return whether a run can be continued: it ended before it was complete, and has a checkpoint."""
     return checkpoint is not None and files.outcome not in (RUNNING, "completed")
 
 
 def resume_command(files: RunFiles) -> str | None:
-    """Return the command that continues a run; None for one that was made in code, which no command can build."""
+    """Return the command that continues a run; None for a run from code, which no command can build."""
     try:
         config = files.config
     except RecordError:

@@ -29,7 +29,7 @@ ARGUMENTS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print rows until the run ends or Ctrl-C, which is how one leaves a run that continues."""
+    """Print rows until the run ends or the user presses Ctrl-C."""
     run, console, shown, was_running = options.run, open_console(), slice(-options.lines, None), True
     files = [run.follow(name) for name in (METRICS_FILE, EVENTS_FILE)]
     try:

@@ -1,9 +1,9 @@
-"""Construct what a config names: import it if that is allowed, check its parameters, and call it.
+"""Construct a config's component: import it if that is allowed, check its parameters, and call it.
 
 Parameters are checked against the factory's signature: an unknown or missing one raises a `ConfigError`. Of the values,
 only strings are checked against the annotation. A string where only numbers are valid would fail much later, in the
 middle of a run, and the value of a reference (``${env:NAME}``) is a string that may stand for a number. All other
-values are left to the factory, which often takes more than its annotations say.
+values are left to the factory, which often accepts more than its annotations say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hookline.errors import ConfigError, HooklineError, RegistrationError, got, 
 
 # The components of a run, in the order in which they are made: the key of the config, and the names valid there.
 COMPONENTS = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
-OWN_CODE_HINT = "your own must be registered first: import its module (on the command line: --import MODULE)"
+OWN_CODE_HINT = "register your own first by importing its module (on the command line: --import MODULE)"
 
 
 class ImportPolicy:
@@ -59,7 +59,7 @@ class ImportPolicy:
 def find_factory(name: str, table: PluginTable) -> Any:
     """Return the class or function that a registered name or a dotted path stands for.
 
-    A dotted path, ``package.module.Class``, is imported. What it names must be callable and defined under that package.
+    A dotted path, ``package.module.Class``, is imported. Its target must be callable and defined under that package.
     """
     if name in table.built_in and (refused := table.refused(name)):
         logger.warning("%s", refused)
@@ -83,7 +83,7 @@ def find_factory(name: str, table: PluginTable) -> Any:
 
 
 def search_path_hint(error: Exception, module: str) -> str:
-    """Say where modules are searched, if this module was not found; return "" if it failed while being imported."""
+    """Say where Python searches, if this module was not found; return "" if it failed while being imported."""
     if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
         return ""
     here = current_directory()
@@ -92,7 +92,7 @@ def search_path_hint(error: Exception, module: str) -> str:
 
 @dataclass(frozen=True)
 class Factory:
-    """A class or function that a config names, and the parameters that the config gives it."""
+    """A class or function that a config names, and its parameters in the config."""
 
     path: str  # the place in the config: 'model', 'optimizer', …; "" if the caller adds it to messages
     name: str
@@ -106,7 +106,7 @@ class Factory:
 
         Args:
             *positional: Values to pass by position.
-            **defaults: Values for parameters that the config leaves out; ignored where the function has none such.
+            **defaults: Values for parameters that the config leaves out; ignored if the function has no such parameter.
 
         Raises:
             ConfigError: If a parameter is unknown, missing or of the wrong type, or the call fails.

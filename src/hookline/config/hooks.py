@@ -66,7 +66,7 @@ def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool =
     Args:
         config: A mapping, a `HooksConfig`, or a whole config with a section `hooks`.
         allow: Prefixes under which a config from a file may name dotted paths.
-        from_file: Whether the config comes from a file; what `load_config` has read says so itself.
+        from_file: Whether the config comes from a file; results of `load_config` are marked already.
 
     Raises:
         ConfigError: If a key, a name or an option is wrong.
@@ -187,7 +187,7 @@ def load_hooks(registry: Any, config: Any, *, allow: Iterable[str] = (), from_fi
 
 
 def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
-    """Make the hooks and register them: all, or none if one of them fails. Return their handles."""
+    """Create all hooks and register them, or none if one of them fails. Return their handles."""
     handles: list[Any] = []
     try:
         for spec in specs:
@@ -206,7 +206,7 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
             except RegistrationError as error:
                 raise RegistrationError(f"{spec.path}: {error}") from error
             entry = registry.entry(handles[-1])
-            entry.parameters.update(spec.parameters)  # as they are written: a reference stays one in the record
+            entry.parameters.update(spec.parameters)  # as written: a reference stays a reference in the record
             if spec.kind and spec.kind not in entry.kinds:
                 right = f"is {with_article(' and '.join(entry.kinds))} hook; list it under `{entry.kinds[0]}:`"
                 raise RegistrationError(f"{spec.path}: {spec.target!r} {right}")
@@ -225,13 +225,13 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
     Args:
         given: The class, name or path.
         parameters: The parameters of the constructor.
-        options: Options of the registration. If the constructor of a built-in hook takes `every`, because not all that
-            such a hook does is done at events with a schedule, it becomes the period of the hook's own schedule; it is
-            taken out if that has none.
+        options: Options of the registration. If the constructor of a built-in hook takes `every`, because such a hook
+            also acts at events without a schedule, `every` becomes the period of the hook's own schedule; it is removed
+            if that has none.
 
     Raises:
         RegistrationError: If a parameter is wrong, a named hook cannot be created with them, or its constructor has a
-            parameter that is called as one of the options.
+            parameter with the name of an option.
     """
     try:
         function = find_factory(given, HOOKS) if isinstance(given, str) else given
@@ -240,7 +240,7 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
         if hidden := [key for key in shared if key != "every" or not takes_every]:
             name = given if isinstance(given, str) else given.__name__
             problem = f"{name}: {hidden[0]!r} is an option of hooks, and its constructor has a parameter of this name"
-            raise RegistrationError(f"{problem}; rename the parameter, or make the hook and register the object")
+            raise RegistrationError(f"{problem}; rename the parameter, or create the hook and register the object")
         if takes_every:
             for key in getattr(function, "every_aliases", ()):
                 if key in parameters:
@@ -258,7 +258,7 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
     if not isinstance(given, str):
-        made = given(**checked)  # outside of the block: what a class of the user's raises stays what it is
+        made = given(**checked)  # outside of the block: an exception from the user's class stays unchanged
     own_schedule = hook_attribute(made, "schedule")
     if takes_every and own_schedule is not None and own_schedule.every is not None:
         options["every"] = own_schedule.every
@@ -268,8 +268,8 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
 class FunctionHook(UpdateHook):
     """An update hook that calls a function with the arguments of `on_update` that it names.
 
-    The function's other parameters come from the config. Attributes that are set on the function count as those of a
-    class do: `params`, `inplace`, `on_error`.
+    The function's other parameters come from the config. Attributes set on the function count like those of a class:
+    `params`, `inplace`, `on_error`.
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:

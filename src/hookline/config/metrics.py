@@ -15,8 +15,8 @@ from hookline.trainer.metrics import PHASES, MetricEntry, is_mean, is_metric_obj
 
 OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true
 _TORCHMETRICS = "torchmetrics"
-# What a file may name of torchmetrics: classes that only compute. Those of its other modules download models or read
-# files that a parameter names.
+# The modules of torchmetrics whose classes a file may name: they only compute. Classes of its other modules download
+# models or read files that a parameter names.
 _COMPUTING = tuple(
     f"{_TORCHMETRICS}.{module}"
     for module in (

@@ -24,12 +24,12 @@ def read_recorded(
     Args:
         run: The run's directory.
         overrides: Changes of single values, each written as ``"a.b=value"``.
-        call: What to call instead in the code that made a run without a config, for the message.
+        call: The remedy in the code that created a run without a config, for the message.
         data: Replaces the section `data` before the overrides are applied.
         change: Changes the config in place before secrets are looked for in it.
 
     Raises:
-        HooklineError: If the run was made in code, or a secret that was not recorded is not given again.
+        HooklineError: If the run was created in code, or a secret that was not recorded is not passed again.
     """
     from hookline.config.load import load_config
     from hookline.record.format import CONFIG_FILE
@@ -55,10 +55,10 @@ def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
     Args:
         config: The config in a run's record.
         where: The place of the record, for the message.
-        call: What to call instead, in code.
+        call: The remedy in code, for the message.
     """
     if not is_whole(config):
-        raise HooklineError(f"{where}: that run was made in code; build the same trainer there and call {call}")
+        raise HooklineError(f"{where}: that run was created in code; build the same trainer there and call {call}")
 
 
 def _redacted(tree: Any, path: str) -> Iterator[str]:

@@ -35,8 +35,8 @@ class Resolved(str):
     def read(self) -> Any:
         """Return the value as YAML reads it (a number, say), or the text itself if it is text.
 
-        Text around the reference makes it text. An empty value stays text, because a variable that was set to nothing
-        is a mistake more often than a null.
+        Text around the reference makes it text. An empty value stays text, because a variable set to nothing is more
+        often a mistake than a null.
         """
         if not self.strip() or not _REFERENCE.fullmatch(self.reference):
             return self
@@ -65,7 +65,7 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, 
     if isinstance(tree, str):
         if "${" in _REFERENCE.sub("", tree):
             raise ConfigError(
-                path, "'${' starts a reference that does not end, or that contains another; write ${env:NAME}"
+                path, "'${' starts a reference that is never closed, or that contains another; write ${env:NAME}"
             )
         if not _REFERENCE.search(tree):
             return tree
@@ -86,7 +86,7 @@ def without_values(text: str) -> str:
 def restore_references(resolved: Any, written: Any) -> Any:
     """Copy `resolved`, marking its texts with the references of `written` that they came from."""
     if isinstance(written, str) and _REFERENCE.search(written):
-        # pydantic returns plain text and numbers; a number cannot carry its reference, and gives way to it.
+        # pydantic returns plain text and numbers; a number cannot carry its reference, so the reference replaces it.
         return Resolved(resolved, written) if isinstance(resolved, str) else written
     if isinstance(resolved, Mapping) and isinstance(written, Mapping):
         return {key: restore_references(value, written.get(key)) for key, value in resolved.items()}

@@ -31,7 +31,7 @@ _NOT_A_MAPPING = ("model_type", "model_attributes_type", "dataclass_type", "dict
 
 
 def raise_config_errors(cls: type, prefix: str = "", when_missing: str = "") -> None:
-    """Make the constructor of a class raise a ConfigError when it gets wrong values.
+    """Make the constructor of a class raise a ConfigError for wrong values.
 
     It is replaced after the class is finished, so that pydantic still builds the class directly where it is a field of
     another one, and the outermost class reports the whole path.
@@ -194,7 +194,7 @@ class TrainerConfig(TrainerOptions):
 
 
 class RunConfig(BaseModel):
-    """A whole run: what to train, on what, how, and with which hooks. A config file holds one of these."""
+    """A whole run: the model, its data, how to train it, and the hooks. A config file holds one of these."""
 
     # Not strict, unlike TrainerConfig: references are resolved to text, which has to become numbers.
     model_config = ConfigDict(extra="forbid")

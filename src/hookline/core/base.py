@@ -1,6 +1,6 @@
 """The base classes of the three kinds of hook, and `StepContext`. None of them needs `super().__init__()`.
 
-They declare everything that Hookline reads from a hook; an object that is none of them, such as a function, has the
+They declare everything that Hookline reads from a hook; any other object, such as a function, has the
 defaults (`hook_attribute`).
 """
 
@@ -31,17 +31,17 @@ class Hook(Events):
     on_error: str | None = None
     """Failure policy: 'warn', 'disable' or 'raise'.
 
-    None: 'raise' if it has `on_update` or sets `intervene`, unless `intervenes` is False; else 'warn'. A run in which
-    gradients or activations are no longer changed is not the run that was asked for.
+    None: 'raise' if it has `on_update` or sets `intervene`, unless `intervenes` is False; otherwise
+    'warn'. Without its changes of gradients or activations, a run would be a different one.
     """
     schedule: Schedule | None = None
     """When the hook is called at inner events; `every=` and `at=` at registration override it, `start=` limits it."""
     every_aliases: tuple[str, ...] = ()
-    """Parameters of the constructor that say the same as its parameter `every`; only one of them can be given."""
+    """Constructor parameters that are other names for `every`; you can pass only one of them."""
     events_when_not_due: tuple[str, ...] = ()
-    """Inner events at which it is called whether it is due or not, for example to fetch what a device has computed."""
+    """Inner events at which the hook is called even when it is not due, for example to fetch results from a device."""
     runs_in_sanity_check: bool = False
-    """Whether it is called at the events of the sanity check, the validation before the first step."""
+    """Whether it is called during the sanity check, the validation before the first step."""
     saves: tuple[str, ...] = ()
     """Attributes saved with the run's checkpoints and restored from them."""
     ranks: str | int | Iterable[int] | None = None
@@ -49,33 +49,34 @@ class Hook(Events):
     collective: bool = False
     """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
     same_on_all_ranks: bool = False
-    """Whether what it does is the same on all ranks, because it depends on agreed numbers alone.
+    """Whether it does the same on all ranks, because it depends only on numbers that all ranks agree on.
 
-    Its requests then take effect at once, and it draws the same numbers; with several ranks its failure ends the run.
+    Its requests then take effect at once, and all ranks draw the same numbers. With several ranks, its failure ends
+    the run.
     """
     may_skip: bool = False
-    """Whether it may call `skip_step` on some ranks only; the ranks then decide together at every step, and wait."""
+    """Whether it may call `skip_step` on only some ranks; at every step, the ranks then wait and decide together."""
     needs_all_ranks: bool = False
-    """Whether its result is one of all ranks together: with several ranks it refuses a choice of `ranks`."""
+    """Whether all ranks produce its result together; with several ranks it rejects the `ranks` option."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
     isolate_rng: bool = True
     """Whether it is kept from training's random streams. False: it seeds training, and is listed as intervening."""
     needs: tuple[str, ...] = ()
-    """What a run must be able to do, such as "can_save"; one that cannot refuses the hook (`hookline help events`)."""
+    """Capabilities that a run needs, such as "can_save"; other runs reject the hook (`hookline help events`)."""
     runs_last: bool = False
-    """Whether it is called after all hooks of its kind that do not say so, also after those registered later."""
+    """Whether it is called after all hooks of its kind that do not set this, even those registered later."""
     shows_progress: bool = False
     """Whether it shows the run's progress: a run then prints no progress by default."""
     explains_non_finite: bool = False
-    """Whether it says where a non-finite loss comes from: the run then does not suggest how to find out.
+    """Whether it reports where a non-finite loss comes from; the run then does not suggest how to find out.
 
     A run that it stops has the outcome `non_finite`.
     """
     unsaved_hint: str = ""
-    """How to have it save the end of the run, too; printed if a run ends with steps that no checkpoint has."""
+    """How to make it save the end of the run, too; printed if a run ends with steps that no checkpoint has."""
     states: Any = None
-    """What it has gathered, oldest first, as `get_captured_states` returns it; None if it gathers nothing."""
+    """The states it has collected, oldest first, as `get_captured_states` returns them; None if it collects none."""
     state_dict: Callable[[], Any]
     """A method that returns what is saved with the run's checkpoints, instead of the attributes in `saves`."""
     load_state_dict: Callable[[Any], Any]
@@ -83,7 +84,7 @@ class Hook(Events):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # What others write may take more than its annotations say.
+        # Code of others may accept more than its annotations say.
         if "__init__" in vars(cls) and cls.__module__.startswith("hookline."):
             cls.__init__ = with_checks(cls)  # type: ignore[method-assign]
 
@@ -106,13 +107,13 @@ class Hook(Events):
         """
 
     def after_last_step(self, trainer: RunControl) -> None:
-        """Called when the last step of a run that has not failed is done: what it saves here is saved.
+        """Called after the last step of a run that has not failed; checkpoints requested here are still written.
 
         At `on_train_end` other hooks may have restored the weights of another step.
         """
 
     def clear_states(self) -> None:
-        """Called by `clear_captured_states`: forget what was gathered in `states`."""
+        """Called by `clear_captured_states`: drop the collected `states`."""
 
     def close(self) -> None:
         """Called once, when the hook is removed or the run ends."""
@@ -143,11 +144,11 @@ class ForwardHook(Hook):
 
         It is called with the module's own inputs, keyword inputs and output, and must not write into them. A call takes
         4 µs instead of 6, because no arguments are looked up and no views are made. A hook that draws random numbers is
-        called by `on_forward` all the same, so both must do the same.
+        called through `on_forward` nevertheless, so both must do the same.
 
         Args:
             name: The module's name, as `on_forward` gets it.
-            module: The module; a function that keeps it keeps the model alive.
+            module: The module; a function that keeps a reference to it keeps the model alive.
             run: Has `step`, `epoch` and `phase`, to be read at each call.
         """
         return None
@@ -156,8 +157,8 @@ class ForwardHook(Hook):
 class UpdateHook(Hook):
     """Transforms the gradients once per optimizer step: complete, unscaled, reduced over ranks.
 
-    `params` selects parameters as `ForwardHook.modules` selects modules; a class (or ``"class:Linear"``) selects the
-    parameters of its modules. None means all.
+    `params` selects parameters in the same way as `ForwardHook.modules` selects modules; a class (or
+    ``"class:Linear"``) selects the parameters of its modules. None means all.
     """
 
     params: Any = None
@@ -176,7 +177,7 @@ class UpdateHook(Hook):
     reports_norms: bool = False
     """Whether the norms before and after each update hook are logged while it is due."""
     passes_through: bool = False
-    """Whether `on_update` returns its gradients unchanged: it is then not called. A subclass with its own is."""
+    """Whether `on_update` changes nothing and is not called. A subclass with its own `on_update` is called."""
     intervenes: bool | None = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -199,7 +200,7 @@ DEFAULTS = {
 
 
 def hook_attribute(hook: Any, name: str) -> Any:
-    """Return what a hook declares, or the default; `state_dict` and `load_state_dict` are None where there is none."""
+    """Return an attribute that a hook declares, or the default; a missing `state_dict` or `load_state_dict` is None."""
     try:
         return getattr(hook, name)
     except AttributeError:
@@ -209,10 +210,10 @@ def hook_attribute(hook: Any, name: str) -> Any:
 
 @dataclass
 class StepContext:
-    """One finished optimizer step: the argument `ctx`. Model and optimizer are live; the gradients are already gone.
+    """One finished optimizer step: the argument `ctx`. Model and optimizer are live; the gradients are already cleared.
 
-    In a trainer's run `loss` and `grad_norm` are computed on first access, so that a hook which reads only `ctx.step`
-    does not wait for the device. A hook may keep the context: its numbers stay those of its step, whenever they are
+    In a trainer's run `loss` and `grad_norm` are computed on first access, so a hook that reads only `ctx.step` does
+    not wait for the device. A hook may keep the context: its numbers stay those of its step, no matter when they are
     read.
     """
 

@@ -37,7 +37,7 @@ HOST_READ = "host read"  # Waits for the device; paid only at events where a due
 _ARGUMENTS = [
     Argument("trainer", "the run's control: model, optimizers, log, request_stop, save, lr, hook_data"),
     Argument("model", "the live model"),
-    Argument("optimizer", "the optimizer of this event; the first one where the event is not about one"),
+    Argument("optimizer", "the event's optimizer; the first one for events without one"),
     Argument("optimizer_idx", "its place in trainer.optimizers"),
     Argument("device", "the device that batches are moved to"),
     Argument(
@@ -73,7 +73,7 @@ _ARGUMENTS = [
     Argument("kwargs", "the module's keyword inputs, as copy-on-write views", "a view per tensor"),
     Argument(
         "output",
-        "the module's output, at the end of a batch the model's or step_fn's 'output', as copy-on-write views",
+        "the module's output or, at the end of a batch, the model's or step_fn's 'output'; as copy-on-write views",
         "a view per tensor",
     ),
     Argument(
@@ -81,7 +81,7 @@ _ARGUMENTS = [
         "a tuple batch's second item, a dict's 'labels' or step_fn's 'target', as copy-on-write views; else None",
         "a view per tensor",
     ),
-    Argument("live_output", "the output itself, to be read and never written: a write is noticed and ends the run"),
+    Argument("live_output", "the output itself, read-only: a write is detected and ends the run"),
     Argument("seconds", "host time of the module's forward", "a clock before and after"),
     Argument(
         "memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "read before and after"
@@ -142,7 +142,7 @@ class Event:
         return ARGUMENTS[argument].free or self.attributes[argument] in ("live_loss", "own_state")
 
     def unknown_argument(self, name: str) -> str:
-        """Say that hooks cannot name an argument here, at which events they can, or which argument is nearest."""
+        """Explain that hooks cannot name an argument here, and name the events that have it or the nearest argument."""
         problem = f"{self.name} has no argument {name!r}"
         wanted = ARGUMENT_ALIASES.get(name, name)
         others = [event for event in CATALOG.values() if wanted in (*event.attributes, *event.attributes.values())]
@@ -189,7 +189,7 @@ def event(names: str, *, order: str = "", **fields: Any) -> Callable[[Method], M
 inner_event, step_event = partial(event, inner=True), partial(event, inner=True, of_step=True)
 RUN = "model optimizer device config step epoch tokens_seen state"
 BATCH = "model optimizer device config step epoch tokens_seen state batch batch_idx dataloader_idx dataloader_name"
-PARTIAL = "this micro-batch's share added: maybe partial, scaled, local to the rank"
+PARTIAL = "include this micro-batch's share; may be partial, scaled, local to the rank"
 
 
 class Events:
@@ -265,7 +265,7 @@ class Events:
         needs="has_unscaled_gradients",
     )
     def on_update(self, *args: Any, **kwargs: Any) -> Any:
-        """An update hook's turn in the chain: return the gradients that the optimizer is to use."""
+        """An update hook's turn in the chain: return the gradients for the optimizer."""
 
     @step_event(
         BATCH + " grad_norm=clipped_norm",
@@ -311,7 +311,7 @@ class Events:
         BATCH + " loss metrics output=model_output target",
         order="batch loss state",
         fires="every micro-batch",
-        gradients="gone if a step was made, else those of the window so far",
+        gradients="cleared if a step was made, otherwise those of the window so far",
         needs="knows_batches",
     )
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -323,7 +323,7 @@ class Events:
         BATCH + " ctx loss=window_loss grad_norm lr",
         order="ctx",
         fires="every optimizer step, made or skipped",
-        gradients="gone; ctx.grad_norm still knows their norm",
+        gradients="cleared; ctx.grad_norm still has their norm",
     )
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """A step is done and its metrics are recorded; validation and checkpoints come after it."""

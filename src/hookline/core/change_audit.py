@@ -116,7 +116,7 @@ class ChangeAudit:
             logger.warning("hook %r modified the %s in %s, step %d", hook, what, event.name, self._run.step)
 
     def finish(self) -> None:
-        """Write the counts to the record that are not in it yet, and begin to count for another run."""
+        """Write the counts that are not yet in the record, and start counting for another run."""
         totals: Counter[tuple[str, str]] = Counter()
         for (hook, on, what), times in self._times.items():
             totals[hook, what] += times

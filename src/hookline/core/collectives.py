@@ -1,7 +1,7 @@
 """Refuse collectives in hooks that do not declare them, with `collective = True`.
 
 A collective must be called by all ranks in the same order. One in a hook that fails on one rank, or that only some
-ranks call, would be paired with a collective of training, and put its numbers into gradients without a word.
+ranks call, would be paired with a collective of training, and silently put its numbers into gradients.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CollectiveGuard:
         return hook.with_call(guarded)
 
     def around(self, hook: str, method: str) -> AbstractContextManager[None]:
-        """Return the context in which a method of a hook runs that is not an event, such as `state_dict`.
+        """Return the context for a hook's method that is not an event, such as `state_dict`.
 
         `setup` is left alone: it runs when the hook is registered, before any run.
         """
@@ -88,7 +88,7 @@ class CollectiveGuard:
 
     @contextmanager
     def allow(self, method: str) -> Iterator[None]:
-        """Run a method of the run in which all ranks take part, even if a hook calls it that declares no collectives.
+        """Run a method that involves all ranks, even if the hook that calls it declares no collectives.
 
         Args:
             method: How errors name the method.
@@ -102,7 +102,7 @@ class CollectiveGuard:
             if on is not None and not (isinstance(on, frozenset) and on.issuperset(range(ranks.world_size))):
                 where = "the first rank of each machine" if isinstance(on, str) else f"ranks {sorted(on)}"
                 raise RankError(
-                    f"hook {name!r} calls {method}, in which all ranks take part, but it is called on {where} only: "
+                    f"hook {name!r} calls {method}, which needs all ranks, but it is called on {where} only: "
                     "leave out its `ranks`, and call it on all of them without a condition; rank 0 writes for all"
                 )
         before, self.allowed = self.allowed, True

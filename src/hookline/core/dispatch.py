@@ -99,9 +99,9 @@ def invoke(
         hook: The hook.
         failures: Applies the hook's failure policy, and knows which hook each thread is calling.
         args: The event's arguments, for reports.
-        positional: What the hook is called with by position.
-        keywords: What the hook is called with by keyword.
-        call: What to call instead of the hook's listener: a function that calls it and checks what it did. What it
+        positional: The hook's positional arguments.
+        keywords: The hook's keyword arguments.
+        call: The function to call instead of the hook's listener; it calls the listener and checks its effects. What it
             raises counts as the hook's failure.
         read: Returns what the hook is called with, instead of `positional` and `keywords`. What it raises is not the
             hook's failure; its time counts as the hook's.
@@ -109,10 +109,10 @@ def invoke(
             afterwards. None leaves the mode alone.
 
     Returns:
-        What the hook returned, or `FAILED` if it raised and its policy lets the run continue.
+        The hook's result, or `FAILED` if it raised and its policy lets the run continue.
 
     Raises:
-        Exception: What the hook raised, if its policy ends the run.
+        Exception: The hook's exception, if its policy ends the run.
     """
     calling, thread = failures.calling, get_ident()
     outer = calling.get(thread)  # The hook that caused this event, for example by starting a validation.
@@ -207,7 +207,7 @@ class DispatchTable:
         return named
 
     def reset(self) -> None:
-        """Forget all callables, because the hooks have changed; each event makes its own when it next fires."""
+        """Drop all callables, because the hooks have changed; each event builds its own when it next fires."""
         self._tables = {}
         self.scheduler.countdown, self.scheduler.groups = 0, None
         self.install()
@@ -262,7 +262,7 @@ class DispatchTable:
         return hooks
 
     def make_dispatch(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:
-        """Make the callable of one event for given listeners, in order; None if there are none.
+        """Build the callable of one event for the given listeners, in order; None if there are none.
 
         It reads the arguments, then calls one hook after another.
         """

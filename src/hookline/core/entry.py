@@ -1,4 +1,4 @@
-"""What the registry stores about one registered hook, and how hooks that are defined again are found."""
+"""The registry's entry for one hook, and the search for hooks that are defined again."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Entry:
         """Reject a choice of ranks if all ranks of a run must call the hook.
 
         Raises:
-            RegistrationError: If there is one; it says why.
+            RegistrationError: If there is one; the message says why.
         """
         if self.ranks is None:
             return
@@ -149,7 +149,7 @@ class Entry:
 
     @property
     def definition(self) -> Any:
-        """What a user wrote: the function, or the class of an object."""
+        """The user's definition: the function, or the class of an object."""
         return self.hook if isinstance(self.hook, FunctionType) else type(self.hook)
 
     @cached_property

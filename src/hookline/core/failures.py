@@ -1,7 +1,7 @@
 """Handle exceptions raised by hooks: apply the failure policy (its default is in registry.py), and report incidents.
 
-Exceptions are annotated with the hook and the event, never replaced and never hidden. KeyboardInterrupt, and
-whatever else is not an `Exception`, ends the run under every policy; so does quitting the debugger (BdbQuit).
+Exceptions are annotated with the hook and the event, never replaced and never hidden. KeyboardInterrupt and
+any other exception that is not an `Exception` end the run under every policy; so does quitting the debugger (BdbQuit).
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class FailureHandler:
             self.report(incident, entry is None)
             return error if must_raise else None
         if where == "state_dict" and not entry.enabled and entry.failures.total > 1:
-            return None  # it was reported; the state of a hook that is switched off is read at every checkpoint
+            return None  # it was reported; the state of a disabled hook is read at every checkpoint
         if original is not None and original is not error:
             add_note(original, f"hook {hook!r} then failed in {where}: {error_text(error)}")
         # In a method that is not an event a hook fails for another reason than at its events.
@@ -291,7 +291,7 @@ class FailureHandler:
             metrics[key] = before[key]
         if lost:
             what = ", ".join(repr(key) for key in lost)
-            message = f"changed or removed {what} in metrics; put back. Add keys of your own instead"
+            message = f"changed or removed {what} in metrics; the change was undone. Add your own keys instead"
             self.report_revert(hook.hook, event.name, step_of(args), message)
         if (mirror := getattr(type(args), "mirror_metrics", None)) is not None:
             mirror(args, name)

@@ -1,4 +1,4 @@
-"""`Handle`, which registering a hook returns, and `HookObjects`, which a registry's `hooks` are."""
+"""`Handle`, the result of registering a hook, and `HookObjects`, the type of a registry's `hooks`."""
 
 from __future__ import annotations
 

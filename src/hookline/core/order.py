@@ -29,7 +29,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Constraint:
-    """The `before` and `after` of one hook, as far as those hooks are registered."""
+    """The `before` and `after` of one hook, limited to registered hooks."""
 
     name: str
     before: list[str]

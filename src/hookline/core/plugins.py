@@ -144,7 +144,7 @@ def entry_points_of_packages() -> list[EntryPoint]:
 
 
 def unread_entry_points() -> list[EntryPoint]:
-    """Return what packages offer in groups that look like Hookline's and are none of them."""
+    """Return the entry points of groups that resemble Hookline's but are none of them."""
     groups = [f"hookline.{table.plural}" for table in TABLES]
     return [point for point in entry_points_of_packages() if point.group not in groups]
 

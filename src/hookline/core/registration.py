@@ -33,7 +33,7 @@ def read_hook(
     """Make a hook if a class, a name or a dotted path is given, and read its listeners.
 
     Args:
-        hook: What is registered.
+        hook: The hook to register.
         event: The event of a function.
         parameters: The parameters of the hook's constructor.
         options: The options that were given; changed as by `make_hook`.
@@ -161,7 +161,7 @@ def check_attributes(hook: Any, name: str, listeners: Container[str], ranks: Ran
     """Reject what a user's hook has under a name that is read from hooks, if it cannot be meant so.
 
     Raises:
-        RegistrationError: It names the attribute, and says what is expected under this name.
+        RegistrationError: The message names the attribute, and says what is expected under this name.
     """
     attributes: Mapping[str, Any] = getattr(hook, "__dict__", {})
     namespaces = [attributes, *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("hookline."))]
@@ -240,7 +240,7 @@ def check_schedule(hook: Any, listeners: Iterable[str], schedule: Schedule) -> N
     """Reject a schedule for a hook that is called at no event inside steps.
 
     Raises:
-        RegistrationError: If there is a schedule; it says what would be right.
+        RegistrationError: If there is a schedule; the message says what would be right.
     """
     if schedule == Schedule() or any(CATALOG[event].inner for event in listeners):
         return

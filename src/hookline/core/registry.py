@@ -1,4 +1,4 @@
-"""`Registry`: register, order, enable and disable hooks. Users make a `HookManager` (run/manager.py), which is one."""
+"""`Registry`: register, order, enable and disable hooks. Users create a `HookManager` (run/manager.py)."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class Registry:
 
         Args:
             hook: An object, a class, a function (with `event`), a registered name or a dotted path.
-            name: Its name, which must be unique; else its own `name`. One that is derived from its class, or from the
-                name of its type, gets a number if it is taken.
+            name: Its name, which must be unique; by default its own `name`. A name derived from its class or its type
+                gets a number if it is taken.
             event: The event of a function.
             enabled: Whether it is called from the start.
             every: Its period, such as 10 or ``"1M tokens"``.
@@ -144,11 +144,11 @@ class Registry:
             stop: When it is last due.
             before: Hooks that it must run before.
             after: Hooks that it must run after.
-            on_error: Its failure policy: 'warn', 'disable' or 'raise'; by default that of the hook, as `Hook.on_error`.
-            ranks: The ranks on which it is called: 'all', 'zero', 'local-zero' (the first of each machine), a rank
-                or a list of them; else the hook's own `ranks`.
+            on_error: Its failure policy: 'warn', 'disable' or 'raise'; by default the hook's own, as `Hook.on_error`.
+            ranks: The ranks on which it is called: 'all', 'zero', 'local-zero' (the first of each machine), a rank or a
+                list of them; by default the hook's own `ranks`.
             origin: Where it comes from, for listings.
-            last: Whether it stays behind every hook that is registered later.
+            last: Whether it stays after every hook that is registered later.
             **parameters: Passed to the constructor if a class, a name or a path is given.
 
         Returns:
@@ -290,7 +290,7 @@ class Registry:
         return attach
 
     def load(self, config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[Handle]:
-        """Register what a configuration lists, all of it or nothing.
+        """Register all hooks that a configuration lists, or none if one fails.
 
         Args:
             config: Lists by kind (`forward`, `update`, `lifecycle`) or the keys of `HooksConfig`; or the path of a file
@@ -337,7 +337,7 @@ class Registry:
         """Detach a hook, close it, and return it.
 
         You may remove a hook that a trainer adds to its runs by default (`console_log`) before the trainer has added
-        it. Then None is returned, and the runs of the trainer have it disabled.
+        it. This method then returns None, and the trainer's runs have it disabled.
         """
         if self._is_added_later(name, enabled=False):
             return None
@@ -369,17 +369,17 @@ class Registry:
         return HookList(entries[position.name].record() for position in in_order(entries.values()))
 
     def explain(self, event: str) -> str:
-        """Say which hooks listen to an event, in which order and why."""
+        """Explain which hooks listen to an event, in which order and why."""
         row = find_event(event)
         entries = dict(self._entries)
         return "\n".join(explanation(row, in_order(entries.values(), row.kind), entries))
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """Return what is stored about each hook, in registration order; only of one kind if given."""
+        """Return the entry of each hook in registration order; if given, only of one kind."""
         return [entry for entry in list(self._entries.values()) if kind is None or kind in entry.kinds]
 
     def entry(self, name: str) -> Entry:
-        """Return what is stored about one hook.
+        """Return the entry of one hook.
 
         Raises:
             HooklineError: If no hook has this name; the message has the nearest one.
@@ -429,7 +429,7 @@ class Registry:
         """Close every hook, once for each time it was set up.
 
         Raises:
-            Exception: The first that a `close()` raised whose policy ends the run, after all hooks were closed.
+            Exception: The first exception of a `close()` whose policy ends the run, after all hooks were closed.
         """
         raised = first_failure(*(partial(entry.close, self.failures, at_run_end=True) for entry in self.entries()))
         if self.entries("forward"):
@@ -440,7 +440,7 @@ class Registry:
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the hooks save with the run, by name; a hook that fails is handled by its failure policy."""
+        """Return the state that the hooks save with the run, by name; failing hooks follow their failure policies."""
         states = {entry.name: self.failures.state_of(entry, entry.state) for entry in self.entries()}
         return {name: state for name, state in states.items() if state is not None}
 
@@ -451,7 +451,7 @@ class Registry:
             The names of states `without_hook`, and of hooks `without_state`.
 
         Raises:
-            HooklineError: If a hook cannot take its state.
+            HooklineError: If a hook cannot load its state.
         """
         for name in [name for name in states if name in self._entries]:
             self._entries[name].load_state(states[name], self.failures)
@@ -497,9 +497,9 @@ class Registry:
             ]
 
     def calling_hook(self) -> str | None:
-        """Return the hook that this thread is calling, from which the current call came; None if it calls none.
+        """Return the hook that this thread is currently calling; None if it calls none.
 
-        A thread that a hook starts is not the hook's: what it asks of the run names the hook itself, with `by`.
+        Hookline does not attribute a thread to the hook that started it, so its requests must name the hook with `by`.
         """
         hook = self.hook_in(threading.get_ident())
         return None if hook is None else hook[0]
@@ -537,7 +537,7 @@ class Registry:
         return {entry.name: entry.inner_seconds for entry in self.entries()}
 
     def reset_costs(self) -> None:
-        """Forget what hooks and arguments have cost, because a run begins."""
+        """Reset the costs of hooks and arguments, because a run begins."""
         self.device_timer.collect(wait=True)
         costs = [entry.costs for entry in self.entries()]
         for cost in chain.from_iterable(each.values() for each in [*costs, self.dispatch_table.argument_costs]):

@@ -39,7 +39,7 @@ TORCH_STATE_BYTES, TORCH_SPARES = 5056, (5040, 5052)  # Flags of a spare double 
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of one library whose global generator training may draw from.
+    """The functions of one library with a global generator, from which training may draw.
 
     All of them use Mersenne twisters: the position and some words of the state lie side by side, 16 bytes that change
     with every draw. Reading them in place costs 0.05 µs, while asking for the state costs 0.8 µs (torch), 8 (Python) or
@@ -116,7 +116,8 @@ def _reader(address: int) -> Callable[[], bytes]:
 def readable_in_place(library: Library) -> bool:
     """Check on a private generator that its position is where it is expected to be.
 
-    No library documents where it lies. Where it lies elsewhere, the state is asked for instead, which costs only time.
+    No library documents this position. If it is elsewhere, the guard asks for the whole state instead, which only costs
+    time.
     """
     try:
         generator = library.make(TRIAL_SEED)

@@ -78,7 +78,7 @@ class Quantity:
         return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
 
     def passed(self, now: Clock, before: Clock) -> tuple[float, float]:
-        """Return what the clock shows, and what it showed before: what is between the two was passed just now.
+        """Return the current and the previous reading of the clock; everything between the two was passed just now.
 
         A counted unit passes at each micro-batch that belongs to it; a loader's batches pass only at that loader's.
         """
@@ -98,12 +98,12 @@ class Quantity:
         """Read an integer (steps) or text.
 
         Args:
-            value: What was given.
+            value: The given value.
             path: Where it is written, for messages.
             units: The units that are valid here, which are not those of one loader; all if empty.
 
         Raises:
-            ConfigError: If it is negative, a fraction of what is whole, or has a unit that is not valid.
+            ConfigError: If it is negative, a fraction of a whole unit, or has an invalid unit.
         """
         if isinstance(value, Quantity):
             return value
@@ -139,7 +139,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, every: Any = None, at: Any = None, start: Any = None, stop: Any = None, path: str = "") -> Schedule:
-        """Read what users write in code or in a config.
+        """Read a schedule as users write it in code or in a config.
 
         Args:
             every: The period.
@@ -278,7 +278,7 @@ class Scheduler:
         Args:
             now: Where the loop is.
             entries: The hooks.
-            counts_down: Whether the next micro-batches follow this one; else the next one is decided by itself.
+            counts_down: Whether the next micro-batches follow this one; otherwise the next one is decided by itself.
         """
         if self.groups is None:  # Usually several hooks share a schedule, which is evaluated only once.
             self.groups = {}

@@ -1,4 +1,4 @@
-"""`SharedPart`: numbers of one step that every rank hands in, to be recorded together."""
+"""`SharedPart`: numbers of one step that every rank contributes, to be recorded together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sizes = Mapping[str, tuple[int, int]]
 
 @dataclass
 class SharedPart:
-    """Numbers of one step that this rank hands in for the exchange, such as statistics rows.
+    """Numbers of one step that this rank contributes to the exchange, such as statistics rows.
 
     Every rank hands in a part of the same kind and step, or the exchange leaves out the parts of the others. The names
     in it may differ. Maxima are taken first, because sums may depend on them, as the bins of a histogram do.

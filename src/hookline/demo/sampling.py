@@ -39,7 +39,7 @@ class SampleText(TrainingHook):
         vocab = trainer.hook_data.get("vocab")
         if state["status"] == "error":
             text = "sample_text: no sample, because the run did not complete"
-        elif trainer.stopped_by == "signal":  # the process is to end soon
+        elif trainer.stopped_by == "signal":  # the process should end soon
             text = "sample_text: no sample, because the run was interrupted"
         elif vocab is None:
             text = "sample_text: no sample, because the data has no vocabulary (trainer.hook_data['vocab'])"
@@ -80,7 +80,7 @@ def generate(
     if not prompt:
         raise HooklineError("generate: the prompt is empty; pass at least one character, for instance '\\n'")
     if temperature < 0:
-        raise HooklineError(f"generate: temperature={temperature} is negative; the least is 0, greedy choice")
+        raise HooklineError(f"generate: temperature={temperature} is negative; the minimum is 0 (greedy choice)")
     context = getattr(model, "context", None)
     if not isinstance(context, int):
         raise HooklineError(

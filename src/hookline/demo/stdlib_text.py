@@ -74,7 +74,7 @@ class Windows(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class TextData:
-    """What a job trains on: shuffled training batches, fixed validation batches, and the vocabulary."""
+    """The data of a job: shuffled training batches, fixed validation batches, and the vocabulary."""
 
     train: DataLoader[Batch]
     validation: DataLoader[Batch]
@@ -93,9 +93,9 @@ def stdlib_text(
 ) -> TextData:
     """Read source text and serve it as batches `{"input_ids", "labels"}`, both [batch_size, context].
 
-    Files are read in sorted order. Whole files are held out for validation, the same ones whatever the seed, and at
-    most 20 batches are taken from them, evenly spread; of a single file, the end is held out. Takes a fraction of a
-    second. With several processes each gets its share of both, in batches of this size.
+    Files are read in sorted order. Whole files are held out for validation, independent of the seed, and at most 20
+    batches are taken from them, evenly spread. With a single file, its end is held out. Takes a fraction of a second.
+    With several processes each gets its share of both, in batches of this size.
 
     Args:
         context: Characters in a window.

@@ -1,4 +1,4 @@
-"""Run the update hooks over gradients that a user's own loop passes, and return those that the optimizer is to use."""
+"""Run the update hooks over gradients from a user's own loop, and return the gradients for the optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.gradients.view import Parameters, is_like
 
 
 class UpdateByHand:
-    """The update chain of a registry for gradients that are passed by hand: a run's chain, else one of its own.
+    """The update chain of a registry for gradients that are passed by hand: a run's chain, or a new one without a run.
 
     Args:
         registry: The registry whose update hooks run.
@@ -29,7 +29,7 @@ class UpdateByHand:
         self._stand_ins: dict[str, torch.nn.Parameter] = {}
 
     def update(self, values: Mapping[str, Any], fire: Callable[[], None]) -> dict[str, Any]:
-        """Run the update hooks over gradients, and return those that the optimizer is to use.
+        """Run the update hooks over gradients, and return the gradients for the optimizer.
 
         Args:
             values: The arguments of the event by name: `grads`, and `model` if hooks select modules or read weights.

@@ -1,7 +1,7 @@
 """`UpdateChain`: run the update hooks over a model's gradients, once per optimizer step.
 
 Hooks run in registration order, without autograd. Each gets the gradients as the hooks before it left them and returns
-what the optimizer is to use; that is checked and taken over as a whole, so a hook that fails changes nothing.
+the gradients for the optimizer. They are checked and applied together, so a failing hook changes nothing.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class ChainItem:
         owner, registry = bound.owner, chain.registry
         self._in_place = bool(hook_attribute(owner, "inplace"))
         self._needs_backup = self._in_place and registry.entry(bound.hook).policy != "raise"
-        # A user's hook may write in place without saying so, or fail half-way: that must be noticed.
+        # A user's hook may write in place without declaring it, or fail halfway; the chain must detect that.
         self._detects_writes = not bound.built_in and not self._needs_backup
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
         self.clips = bool(hook_attribute(owner, "clips"))

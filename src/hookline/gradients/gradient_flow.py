@@ -146,9 +146,9 @@ def gradient_flow(
 
     Args:
         model: The model whose parameters have gradients.
-        vanishing: A gradient vanishes if its norm is below this, or below `ratio` times the median norm. A bias whose
-            gradient is that small beside a healthy one of its layer's weight is healthy: before a normalization its
-            gradient is zero but for rounding.
+        vanishing: A gradient vanishes if its norm is below this, or below `ratio` times the median norm. A bias with
+            such a small gradient is healthy if its layer's weight has a healthy one: before a normalization, the
+            gradient of a bias is zero except for rounding.
         exploding: A gradient explodes if its norm is above this, or above the median norm divided by `ratio`.
         ratio: How far a norm may be from the median, between 0 and 1.
 
@@ -164,7 +164,7 @@ def gradient_flow(
 
 
 def params_of_step(trainer: RunControl, params: Mapping[str, torch.nn.Parameter]) -> Mapping[str, torch.nn.Parameter]:
-    """Return those parameters whose gradients are of this step: all, unless other optimizers step separately."""
+    """Return the parameters with gradients of this step: all, unless other optimizers step separately."""
     stepping = trainer.stepping_optimizers()
     if len(stepping) == len(trainer.optimizers):
         return params
@@ -184,7 +184,7 @@ def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, fl
     Args:
         params: The parameters by name.
         norms: The norms by name; a parameter without one has no gradient.
-        limits: What counts as healthy.
+        limits: The range that counts as healthy.
 
     Returns:
         One row per parameter.
@@ -199,10 +199,10 @@ def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, fl
             layers[layer] = max(layers.get(layer, (0.0, 0)), (norm, params[name].numel()))
 
     def cancels(name: str) -> bool:
-        """Return whether a gradient is zero but for rounding: it is a sum whose terms reach the layer's weight.
+        """Return whether a gradient is zero except for rounding: its terms cancel, but reach the layer's weight.
 
-        So is that of a bias before a normalization, and of the bias of attention keys. A weight that gets nothing
-        beside its bias has inputs of zero, which is trouble.
+        So is the gradient of a bias before a normalization, and of the bias of attention keys. If a weight gets no
+        gradient but its bias does, its inputs are zero, which is trouble.
         """
         largest, size = layers.get(name.rpartition(".")[0], (0.0, 0))
         return params[name].numel() < size and norms[name] <= limits.ratio * largest and largest >= low
@@ -266,7 +266,7 @@ class GradientFlowHook(TrainingHook):
         self._registered_name = name
 
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
-        """Log how many parameters are in trouble, and report them if they are not the same as before."""
+        """Log how many parameters are in trouble, and report them if they have changed."""
         params = params_of_step(trainer, plain_parameters(model))
         flow = self.latest = judge_norms(params, _read_norms(params), self._limits)
         for key, verdict in VERDICT_METRICS.items():

@@ -1,4 +1,4 @@
-"""`Gradients`: the gradients by parameter name, as update hooks see them, and what a chain knows about them.
+"""`Gradients`: the gradients by parameter name, as update hooks see them, and the chain's knowledge about them.
 
 `Transform` is the base of the built-in update hooks that change them.
 """
@@ -31,8 +31,8 @@ class GradientList:
     """Some gradients in order, or tensors like them, with what is known about them. Do not modify the lists.
 
     Their memory is plain tensors that can be read and written in place: of a DTensor the shard on this rank, of a
-    sparse gradient its values, of a complex one pairs of real numbers. A function of single elements that maps zero to
-    zero, applied to them, is right for the whole gradient; sums over them must also be taken over the shards.
+    sparse gradient its values, of a complex one pairs of real numbers. An elementwise function that maps zero to zero
+    can be applied to them directly; sums over them must also be taken over the shards.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -52,7 +52,7 @@ class GradientList:
 
     @cached_property
     def groups(self) -> list[list[Tensor]]:
-        """Their memory by device and dtype: foreach operations are fused for one kind only."""
+        """Their memory by device and dtype, because foreach operations are fused for a single kind only."""
         if self.is_uniform:
             return [self.tensors]
         return [[self.local[index] for index in indices] for indices in self._indices]
@@ -72,7 +72,7 @@ class GradientList:
 
     @cached_property
     def norms(self) -> Tensor:
-        """One L2 norm per gradient, on the first one's device, of the whole gradient where it is sharded.
+        """One L2 norm per gradient, on the first one's device; for a sharded gradient, the norm of the whole.
 
         Half precision is added up in float32.
         """
@@ -94,7 +94,7 @@ class GradientList:
         return norms
 
     def forget_norms(self) -> None:
-        """Read the norms again when they are next needed, because something has written."""
+        """Read the norms again when they are next needed, because the gradients were written to."""
         vars(self).pop("norms", None)
 
     def total_norm(self, norm_type: float) -> Tensor:
@@ -115,7 +115,7 @@ class GradientList:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return the memory of one gradient; for an uncoalesced sparse one, a copy of what coalescing gives."""
+    """Return the memory of one gradient; for an uncoalesced sparse one, a coalesced copy."""
     if is_sharded(tensor):
         placements = tensor.placements  # type: ignore[attr-defined]
         if any(place.is_partial() for place in placements):
@@ -144,8 +144,8 @@ class Gradients(MutableMapping[str, Tensor]):
 
     Args:
         params: The parameters by name.
-        known: The lists of the chain, for hooks that are known not to replace gradients behind its back; without them
-            nothing is shared.
+        known: The lists of the chain, for hooks that are known not to replace gradients without the chain's knowledge;
+            by default nothing is shared.
     """
 
     def __init__(self, params: Parameters, known: GradientLists | None = None) -> None:
@@ -227,7 +227,7 @@ class Gradients(MutableMapping[str, Tensor]):
         return gradients.local
 
     def norms(self) -> Tensor:
-        """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded."""
+        """Return one L2 norm per gradient, on the device; for a sharded gradient, the norm of the whole."""
         return self.as_list().norms
 
     def norm(self) -> Tensor:
@@ -236,7 +236,7 @@ class Gradients(MutableMapping[str, Tensor]):
         return norm
 
     def commit(self, returned: Any) -> None:
-        """Take over what a hook assigned and returned, all or nothing; None for a name removes its gradient.
+        """Apply the gradients that a hook assigned and returned, all or none; None for a name removes its gradient.
 
         Raises:
             GradientError: If it is not a complete mapping of gradients that fit their parameters.
@@ -296,7 +296,8 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
 class Transform(UpdateHook):
     """A built-in update hook; most of them write into the gradients they get.
 
-    A run without one of its transforms is a different run, so a failure ends it unless `on_error` says otherwise.
+    Without one of its transforms, a run would be a different one, so a failure ends it unless `on_error` says
+    otherwise.
     """
 
     inplace = True

@@ -40,18 +40,18 @@ class NamedHook(TrainingHook):
         """Log a warning, signed with the hook's name.
 
         Args:
-            problem: What is wrong.
+            problem: The problem.
             once: Of several warnings with the same value, only the first is logged.
-            of_rank: Whether it concerns this rank alone; else rank 0 logs it for all.
+            of_rank: Whether it concerns only this rank; otherwise rank 0 logs it for all.
         """
         if once is None or once not in self._warned_once:
             self._warned_once |= {once}
             logger.warning("hook %r: %s", self.registered_name, problem, of_rank=of_rank)
 
     def output_path(self, trainer: RunControl, parameter: str, default: str) -> Path | None:
-        """Return where the hook writes: what its parameter says, or else a default name in the run's directory.
+        """Return the path that the hook writes to: its parameter, or a default name in the run's directory.
 
-        It is None for a trial run, which writes nothing, and for a run without a directory, which is warned of once.
+        It is None for a trial run, which writes nothing, and for a run without a directory, which causes one warning.
         """
         given = getattr(self, parameter)
         if trainer.is_trial_run:
@@ -66,7 +66,7 @@ def period(hook: TrainingHook, every: int | str | None, units: Collection[str] =
 
     Args:
         hook: The hook; it has the parameters in `every_aliases` as attributes already.
-        every: What its constructor got.
+        every: The value that its constructor got.
         units: The units that the hook can count in; all if empty.
 
     Raises:

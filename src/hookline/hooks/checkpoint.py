@@ -62,7 +62,7 @@ class CheckpointHook(MetricHook):
 
     With `monitor`, a checkpoint is saved only if it is among the best `save_top_k`; `best_path` and the link ``best``
     lead to the best one. A value that is not finite is reported once and ranked as the worst. A training metric
-    (``train/…``) is evaluated at the steps that are saved, or else at the end of epochs. For any other metric,
+    (``train/…``) is evaluated at the steps that are saved, otherwise at the end of epochs. For any other metric,
     checkpoints by steps or time have no score and stay while they are among the newest two, which are never deleted.
 
     A run that ends cleanly without having saved anything saves its last step. A failure to save ends the run, unless
@@ -83,9 +83,9 @@ class CheckpointHook(MetricHook):
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
         save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
             ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped. A run on
-            several ranks is not saved: they may be at different steps.
-        keep_previous: Never delete the checkpoint before the newest either: it is needed if the disk damages the
-            newest. Without it, `save_top_k=1` leaves one on disk.
+            several ranks is not saved, because the ranks may be at different steps.
+        keep_previous: Keep the checkpoint before the newest, too, because it is needed if the disk damages the newest.
+            Without it, `save_top_k=1` leaves one on disk.
         every: How often to save, instead of the three `save_every…` parameters: 500 steps, "2 epochs", "30 min".
 
     Raises:
@@ -290,7 +290,7 @@ class CheckpointHook(MetricHook):
     # ---- retention ---------------------------------------------------------------------------------------------------
 
     def on_checkpoint_save(self, trainer: RunControl, checkpoint_path: str, step: int) -> None:
-        """Rank a checkpoint of this hook once it is durable, then delete what is surplus."""
+        """Rank a checkpoint of this hook once it is durable, then delete surplus ones."""
         path, request = Path(checkpoint_path), self._writing
         self._written[path.name] = step
         if request is None or request.step != step or not _has_name(path.name, request.name):
@@ -356,7 +356,7 @@ class CheckpointHook(MetricHook):
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is on disk and the checkpoint that is being written now, which contains this state."""
+        """Return the checkpoints on disk and the one being written now, which contains this state."""
         return {
             "kept": [asdict(checkpoint) for checkpoint in self.kept],
             "asked": None if self._writing is None else asdict(self._writing),

@@ -29,8 +29,8 @@ class EarlyStopping(MetricHook):
     does not count.
 
     Args:
-        monitor: The metric. One of training, such as ``train/loss``, is checked at the end of epochs, where its newest
-            value counts, or every `check_every_n_steps`; ``train/epoch_loss`` is the mean of the epoch.
+        monitor: The metric. A training metric, such as ``train/loss``, is checked at the end of epochs, where its
+            newest value counts, or every `check_every_n_steps`; ``train/epoch_loss`` is the mean of the epoch.
         patience: Number of consecutive checks without improvement after which the run ends.
         mode: "min" or "max": whether lower or higher values are better. By default the metric's name decides:
             ``val/loss`` "min", ``val/accuracy`` "max". Required if the name suggests neither.
@@ -38,7 +38,7 @@ class EarlyStopping(MetricHook):
         min_delta_mode: "rel" makes `min_delta` a share of the best value so far.
         check_on_train_epoch_end: Check at the end of every epoch instead of after every validation.
         check_every_n_steps: Check a training metric at these steps.
-        warmup: Nothing is checked before ``"2 epochs"``, or a number of steps.
+        warmup: When the checks begin, such as ``"2 epochs"`` or a number of steps.
         target: Reaching this value ends the run at once.
         divergence_threshold: A value worse than this ends the run at once.
         on_non_finite: How to handle NaN and infinity: "stop" the run, "count" as no improvement, or "ignore".
@@ -144,7 +144,7 @@ class EarlyStopping(MetricHook):
         trainer.request_stop(reason)
 
     def on_epoch_end(self, trainer: RunControl, step: int, epoch: int) -> None:
-        """Check at the end of epochs if that was configured, then stop if only `min_epochs` was in the way."""
+        """Check at the end of epochs if configured, then stop if only `min_epochs` prevented it."""
         super().on_epoch_end(trainer, step, epoch)
         if self._waiting is not None and epoch + 1 >= self.min_epochs:
             self._stop(trainer, self._waiting)
@@ -212,7 +212,7 @@ class EarlyStopping(MetricHook):
             self._validated_weights = step, _copy_to_host(trainer.model)
 
     def on_train_end(self, trainer: RunControl) -> None:
-        """Restore the best weights, if requested; those of a failed run are left to be examined."""
+        """Restore the best weights, if requested; a failed run keeps its weights for inspection."""
         self.warn_if_never_evaluated(trainer)
         if self._best_weights is not None and not self._failed:
             now = plain_state_dict(trainer.model)
@@ -224,7 +224,7 @@ class EarlyStopping(MetricHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, the checks since then, and the weights that belong to it.
 
-        Frozen parameters that the checkpoint leaves out, because the model comes with them, are left out here, too.
+        Frozen parameters that the checkpoint omits, because the model comes with them, are omitted here, too.
         """
         trainer, best, validated = self._trainer(), self._best_weights, self._validated_weights
         unsaved = {} if trainer is None or best is None is validated else trainer.unsaved_parameters()
@@ -236,7 +236,7 @@ class EarlyStopping(MetricHook):
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, unless it is about another metric."""
+        """Restore the state from `state_dict`, unless it is for another metric."""
         if self.load_measurement_state(state):
             self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
             self._best_weights, self._validated_weights = state["best_weights"], state["validated_weights"]

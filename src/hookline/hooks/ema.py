@@ -34,13 +34,13 @@ class EMAHook(NamedHook):
     restored bit for bit, even if the hook is disabled or removed in between. The hook does not change training.
 
     The average is saved with checkpoints: `EMAHook.weights_in(path)` reads it. If several are registered, the first one
-    is validated and the others only average. Another model starts another average.
+    is validated and the others only average. A new model starts a new average.
 
     Args:
         decay: The share of the old average, 0 to 1.
         warmup: Start with the lower decay ``(1 + n) / (10 + n)`` after n updates, so that the first weights fade soon.
-        buffers: Average floating-point buffers too; otherwise validation uses the model's.
-        trainable_only: Average only parameters that need a gradient, each from the first update at which it does;
+        buffers: Average floating-point buffers, too; otherwise validation uses the model's.
+        trainable_only: Average only parameters that require a gradient, each from its first update with one;
             validation uses the model's values of the others.
     """
 
@@ -135,7 +135,7 @@ class EMAHook(NamedHook):
     # ---- registration ------------------------------------------------------------------------------------------------
 
     def setup(self, name: str, registry: Registry | None = None) -> None:
-        """Subscribe to changes of the registry: being disabled is not an event, and may happen during a validation."""
+        """Subscribe to changes of the registry: being disabled is no event, and may happen during a validation."""
         super().setup(name)
         self._registry = registry
         if registry is not None:
@@ -178,7 +178,7 @@ class EMAHook(NamedHook):
                 weight.copy_(values[name])
 
     def on_validation_start(self, trainer: RunControl, model: torch.nn.Module) -> None:
-        """Apply the average, unless an earlier hook of this event disabled this one: nothing would restore it."""
+        """Apply the average, unless an earlier hook of this event disabled this one: nothing would then restore it."""
         hooks = [] if self._registry is None else [entry.hook for entry in self._registry.entries()]
         others = [hook._applied_to for hook in hooks if isinstance(hook, EMAHook) and hook is not self]
         # If another hook's average is in the model, restoring that one later would corrupt training.
@@ -187,7 +187,7 @@ class EMAHook(NamedHook):
             self._applied_in = trainer.validations_in_progress
 
     def on_validation_end(self, trainer: RunControl) -> None:
-        """Restore the weights at the end of the validation that applied the average, not of those nested in it."""
+        """Restore the weights at the end of the validation that applied the average, not of nested validations."""
         if self._applied_in is not None and trainer.validations_in_progress <= self._applied_in:
             self._restore()
 

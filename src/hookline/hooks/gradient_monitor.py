@@ -43,7 +43,7 @@ Columns = Mapping[str, Sequence[float]]
 
 
 class SnapshotSpec(NamedTuple):
-    """What to measure beside the norms."""
+    """The statistics to measure beside the norms."""
 
     moments: bool
     bins_per_octave: int  # 0 for no histogram
@@ -68,21 +68,21 @@ class GradientMonitor(NamedHook):
     step they belong to, and nothing waits for them.
 
     Values per layer, in the model's order, go to layers.jsonl as the series ``gradients`` and ``gradient_histograms``.
-    Totals go to metrics.jsonl as ``gradients/…``. A layer whose gradients vanish, explode, are not finite or never
-    arrive is named in events.jsonl, once when that starts and once when it ends. Steps that a GradScaler skips while
-    it searches for its scale do not count.
+    Totals go to metrics.jsonl as ``gradients/…``. events.jsonl names each layer whose gradients vanish, explode, are
+    not finite or never arrive, once when that starts and once when it ends. Steps that a GradScaler skips while it
+    searches for its scale do not count.
 
     Args:
         log_frequency: How often to measure: a number of steps, or a period such as "1 epochs";
             an alternative to `every`.
         log_histogram: Record histograms.
         log_norm: Record norms.
-        param_filter: Parts of parameters' names; only parameters that contain one are measured.
+        param_filter: Substrings of parameter names; only parameters that contain one are measured.
         percentiles: Percentiles of the signed gradient to record, such as ``[10, 50, 90]``.
         bins_per_octave: Resolution of the histograms: 1, 2, 4 or 8.
-        log_moments: Record means, extremes and counts of zeros, NaN and infinities. By default only where they cost
-            nothing: on a GPU, and beside histograms or percentiles. On the CPU reading them takes three times as long
-            as reading norms.
+        log_moments: Record means, extremes and counts of zeros, NaN and infinities. By default only where they are
+            free: on a GPU, and together with histograms or percentiles. On the CPU, reading them takes three times as
+            long as reading norms.
         log_update_ratio: Record the size of each update relative to its parameter.
         vanishing: A norm below this is in trouble.
         exploding: A norm above this is in trouble.
@@ -122,7 +122,7 @@ class GradientMonitor(NamedHook):
         self.param_filter = parts = [param_filter] if isinstance(param_filter, str) else param_filter
         are_parts = isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)
         if parts is not None and not are_parts:
-            message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
+            message = f"expected a substring of parameter names or a list of substrings, {got(param_filter)}"
             raise ConfigError("param_filter", message)
         frequency = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
         if frequency.amount <= 0:
@@ -175,7 +175,7 @@ class GradientMonitor(NamedHook):
         self._snapshot = GradientSnapshot(step, params, spec, are_versions_reliable)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Measure what the chain made of them, and copy the parameters if the update ratio is wanted."""
+        """Measure the chain's result, and copy the parameters if the update ratio is wanted."""
         if self._snapshot is not None:
             self._snapshot.measure_final()
             if self._spec.update_ratio:
@@ -192,7 +192,7 @@ class GradientMonitor(NamedHook):
             self._overflowed.add(self._snapshot.step)
 
     def on_step_end(self, trainer: RunControl) -> None:
-        """Start the copy of what was measured, and record what has arrived."""
+        """Start copying the measurements, and record those that have arrived."""
         if self._snapshot is not None:
             self._flush.send(self._snapshot.step, *self._snapshot.table())
             self._snapshot = None
@@ -330,7 +330,7 @@ class GradientSnapshot:
     Args:
         step: The step they belong to.
         params: The parameters by name; the row of one without a gradient is NaN.
-        spec: What to measure.
+        spec: The statistics to measure.
         versions_are_reliable: Whether every write to the gradients until the optimizer steps increments the tensors'
             versions, so that unchanged versions mean unchanged gradients.
     """
@@ -371,7 +371,7 @@ class GradientSnapshot:
         return columns, rows
 
     def measure_final(self) -> None:
-        """Measure what the optimizers get; gradients that are known to be unchanged are not read again."""
+        """Measure the optimizers' gradients; those known to be unchanged are not read again."""
         if self._final is None and not self._is_unchanged:
             rows, grads = self._gradients()
             self._is_unchanged = self._read is not None and self._read.matches(grads)
@@ -402,9 +402,9 @@ class GradientSnapshot:
             self._update = None
 
     def table(self) -> tuple[TableKeys, Tensor]:
-        """Return everything that was measured, and what rows and columns are.
+        """Return all measurements, and the meaning of their rows and columns.
 
-        The column ``final_l2`` is missing if the optimizers got the gradients as they were measured.
+        The column ``final_l2`` is missing if the optimizers got the gradients unchanged.
         """
         columns, blocks = self._columns, [self._measured]
         later = [] if self._is_unchanged else [(["final_l2"], self._final)]

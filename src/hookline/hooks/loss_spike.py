@@ -44,7 +44,7 @@ class LossSpike(NamedHook):
     The spread is the median distance from the median, scaled to equal the standard deviation of normally distributed
     losses; earlier spikes affect neither. Losses that are not finite are left to `nan_forensics`. Spikes are in
     `spikes`, in the record and in a warning. Each step waits for the device to read the loss. With several ranks, each
-    compares the losses of its batches, and a spike on one of them stops all.
+    compares the losses of its own batches, and with `stop_run` a spike on one of them stops all.
 
     Args:
         factor: Number of spreads above the median that counts as a spike.

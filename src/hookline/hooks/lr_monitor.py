@@ -16,7 +16,7 @@ from hookline.run.control import RunControl
 class LearningRateMonitor(TrainingHook):
     """Records the learning rate of every parameter group: ``lr``, or ``lr/<optimizer>/<group>`` if there are several.
 
-    A group is called by its key "name", or else by its number. Of several groups with one name, and of several
+    A group is named by its key "name", otherwise by its number. Of several groups with one name, and of several
     optimizers of one class, the later ones get a number appended.
 
     Args:
@@ -53,7 +53,7 @@ class LearningRateMonitor(TrainingHook):
             self.on_epoch_start = None  # type: ignore[assignment]
 
     def on_before_optimizer_step(self, trainer: RunControl, optimizer_idx: int) -> None:
-        """Record the rates that the optimizer is about to use, whatever schedulers and hooks did to them."""
+        """Record the rates that the optimizer is about to use, after any changes by schedulers and hooks."""
         self._log(trainer, optimizer_idx)
 
     def on_epoch_start(self, trainer: RunControl) -> None:

@@ -1,6 +1,6 @@
 """`MetricHook`: the base of hooks that follow a metric, such as early stopping and checkpoints by score.
 
-A metric is measured by a source (a step, a validation or an epoch) at a step. Each such `Measurement` reaches the hook
+A source (a step, a validation or an epoch) measures a metric at a step. Each such `Measurement` reaches the hook
 once, so an old value is never taken for a new one.
 """
 
@@ -45,7 +45,7 @@ class Measurement:
 
 
 def find_mode(monitor: str, mode: Literal["min", "max"] | None) -> Literal["min", "max"]:
-    """Return whether lower ("min") or higher values of a metric are better: as `mode` says, or else its name.
+    """Return whether lower ("min") or higher values of a metric are better, according to `mode` or to its name.
 
     Raises:
         ConfigError: If the name says neither.
@@ -107,14 +107,14 @@ class MetricHook(NamedHook):
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
-        """Warn if only a hook's own call of `validate` can measure the metric; the run would look healthy."""
+        """Warn if only a hook's own call of `validate` can measure the metric, because the run would look healthy."""
         self._started_at, self._failed = trainer.step, False
         if self._needs_validation and trainer.has_validation and not trainer.validates_on_schedule:
-            problem = f"{self.monitor!r} is measured by validations, and none are scheduled (validate_every is null)"
+            problem = f"{self.monitor!r} is measured by validations, but none are scheduled (validate_every is null)"
             self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
 
     def before_first_step(self, trainer: RunControl, measured: Mapping[str, float] | None) -> None:
-        """Refuse a metric that no validation will measure.
+        """Reject a metric that no validation will measure.
 
         Raises:
             MetricMissing: Unless `strict` allows a missing metric.
@@ -125,13 +125,13 @@ class MetricHook(NamedHook):
         validates = any("trainer" in listener.wanted for entry in others for listener in entry.listeners.values())
         if not trainer.has_validation:
             if (self._at_validations or self._needs_validation) and not validates:
-                self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
+                self._handle_missing(f"{self.registered_name} needs a validation, but there are no val_loaders")
         elif self._needs_validation and not adds and measured is not None and self.key not in measured:
             nearby = nearest(self.key, measured)
             self._handle_missing(f"metric {self.monitor!r} is not measured by validations; {nearby}")
 
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Store what `step_fn` and other hooks measured until the end of the step."""
+        """Keep the measurements of `step_fn` and other hooks until the end of the step."""
         numbers = floats(metrics)
         self._batch_metrics = step, {**{f"train/{key}": value for key, value in numbers.items()}, **numbers}
 
@@ -170,7 +170,7 @@ class MetricHook(NamedHook):
             awaits = trainer.has_validation and not validated
             self.evaluate(trainer, Measurement("epoch", step, epoch, metrics, validated, awaits, optional))
         elif self._at_validations and self._validation.step < 0 and not trainer.has_validation:
-            self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
+            self._handle_missing(f"{self.registered_name} needs a validation, but there are no val_loaders")
 
     def on_exception(self) -> None:
         """Store that the run failed; `on_train_end` acts on it, after other hooks."""
@@ -238,13 +238,13 @@ class MetricHook(NamedHook):
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget what was measured, because another run begins."""
+        """Drop the measurements, because another run begins."""
         self._validation, self._batch_metrics = MetricHook._validation, MetricHook._batch_metrics
         self._was_found, self._last_step, self._warned_once = False, -1, frozenset()
 
     @property
     def monitored(self) -> list[str | None]:
-        """The metric and mode that the state is about; saved with it."""
+        """The metric and mode of the state; saved with it."""
         return [self.monitor, self.mode]
 
     def measurement_state(self) -> dict[str, Any]:
@@ -257,10 +257,10 @@ class MetricHook(NamedHook):
         return {"validation": validation, "looked": self._last_step}
 
     def load_measurement_state(self, state: Mapping[str, Any]) -> bool:
-        """Restore what was measured; if the state is about another metric, start over and return False."""
+        """Restore the measurements; if the state is for another metric, start over and return False."""
         saved = list(state["about"])
         if saved != self.monitored:
-            words = "the checkpoint's state is about {} ({}); starting over with {} ({})"
+            words = "the checkpoint's state is for {} ({}); starting over with {} ({})"
             self.warn(words.format(*saved, *self.monitored))
             self.reset()
             return False

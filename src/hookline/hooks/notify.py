@@ -39,9 +39,9 @@ _opening = threading.Lock()
 class NotifyHook(NamedHook):
     """Posts to a webhook, in the JSON that Slack accepts, when something in `notify_on` happens.
 
-    The end of a run is one message: the exception, or else the early stop, or else the end. A thread sends the
-    messages; training neither waits for them nor fails with them. A `fast_dev_run` sends nothing. The URL is a secret:
-    write ``${env:NAME}`` in a config. No record, message or error shows more of it than its host.
+    The end of a run is one message: the exception if there was one, otherwise the early stop or the end. A thread sends
+    the messages; training neither waits for them nor fails with them. A `fast_dev_run` sends nothing. The URL is a
+    secret: write ``${env:NAME}`` in a config. No record, message or error shows more of it than its host.
 
     Args:
         webhook_url: Where to post.
@@ -188,7 +188,7 @@ class NotifyHook(NamedHook):
     def tell(self, text: str) -> None:
         """Queue a message; the run's name is put before it and secrets are removed.
 
-        A message that comes after the hook was closed is dropped, with a warning: nothing would wait for its delivery.
+        A message after the hook was closed is dropped with a warning, because nothing would wait for its delivery.
         """
         if self._trainer is not None and self._trainer.is_trial_run:
             return

@@ -1,4 +1,4 @@
-"""`confusion_matrix` and `sample_predictions`: record what a validation predicted, as tables."""
+"""`confusion_matrix` and `sample_predictions`: record the predictions of a validation as tables."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MAX_POSITIONS = 200  # positions of a sequence that are shown
 class ConfusionMatrix(NamedHook):
     """Records a table of each validation: a row per target, a column per prediction, and how many samples had both.
 
-    The table has the hook's name. Counts stay on the device until the validation ends. With several ranks they are
-    those of all ranks. Targets that are not classes are left out, with a warning.
+    The table has the hook's name. Counts stay on the device until the validation ends. With several ranks, they cover
+    all ranks. Targets that are not classes are left out, with a warning.
 
     Args:
         classes: The names of the classes, in their order; their numbers by default.
         ignore_index: Targets that do not count.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
+            labels are their inputs, such as those of Hugging Face.
         threshold: Decision threshold for single-output models: 0 for logits, 0.5 for probabilities.
 
     Raises:
@@ -108,17 +108,17 @@ class ConfusionMatrix(NamedHook):
 class SamplePredictions(NamedHook):
     """Records a table of the first samples of each validation: target, prediction and the prediction's probability.
 
-    The table has the hook's name. Classes are shown by their names or numbers; sequences of them, as of language
-    models, as text if the data has a vocabulary (`trainer.hook_data["vocab"]`), with the mean probability. Outputs of
-    the targets' shape are shown as numbers. Reading the samples waits for the device. With several ranks they are
-    rank 0's.
+    The table has the hook's name. Classes are shown by their names or numbers; sequences, as in language models, are
+    shown as text if the data has a vocabulary (`trainer.hook_data["vocab"]`), with the mean probability. Outputs of the
+    targets' shape are shown as numbers. Reading the samples waits for the device. With several ranks, they come from
+    rank 0.
 
     Args:
         samples: How many samples to show.
         classes: The names of the classes, in their order; their numbers by default.
-        ignore_index: Targets that do not count; in a sequence neither they nor the predictions there are shown.
+        ignore_index: Targets that do not count; in a sequence, neither they nor their predictions are shown.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
+            labels are their inputs, such as those of Hugging Face.
 
     Raises:
         ConfigError: If a parameter has an invalid value.

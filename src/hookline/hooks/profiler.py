@@ -23,9 +23,9 @@ from hookline.run.control import RunControl
 class Profiler(NamedHook):
     """Writes torch.profiler traces of some steps into ``traces/`` in the run's directory.
 
-    A trace opens in Perfetto or in chrome://tracing. Outside of the traced steps and their warm-up the hook is not
-    called at all. Traced steps are slower, more so with `with_stack`. On another schedule (``every: 1000``) each due
-    step becomes a trace, or each due micro-batch if the schedule counts batches, tokens or seconds.
+    A trace opens in Perfetto or in chrome://tracing. Outside the traced steps and their warm-up, the hook is not called
+    at all. Traced steps are slower, more so with `with_stack`. On another schedule (``every: 1000``) each due step
+    becomes a trace, or each due micro-batch if the schedule counts batches, tokens or seconds.
 
     Args:
         first_step: The step at which a trace starts, or a list of these.
@@ -113,7 +113,7 @@ class Profiler(NamedHook):
         return bool(trainer.hooks.entry(self.registered_name).schedule == self.schedule)
 
     def on_train_batch_end(self) -> None:
-        """End a trace by micro-batches: the end of the step may not be due."""
+        """End a trace by micro-batches, because the end of the step may not be due."""
         if self._ends_with_batch:
             self.close()
 

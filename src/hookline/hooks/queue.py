@@ -29,7 +29,7 @@ def is_sending_suspended() -> bool:
 
 
 class TooLate(TimeoutError):
-    """A call took longer than it may."""
+    """A call took too long."""
 
 
 def call_within(seconds: float, call: Callable[[], Any], name: str) -> Any:
@@ -37,7 +37,7 @@ def call_within(seconds: float, call: Callable[[], Any], name: str) -> Any:
 
     Raises:
         TooLate: If it took longer.
-        BaseException: What the function raised.
+        BaseException: The function's exception.
     """
     answer: Future[Any] = Future()
 
@@ -67,12 +67,11 @@ class BackgroundQueue:
 
     Args:
         work: Called once, in the thread, with the queue; it takes items until `take` returns none.
-        limit: How large all items that wait may be together. An item that comes when none waits is taken whatever its
-            size.
+        limit: The total size of all waiting items. If none is waiting, an item of any size is accepted.
         drop_oldest: Whether the oldest items make room for a new one; otherwise the new one is dropped.
-        on_error: Called in the thread with what `work` raised, unless the queue was abandoned before. Items that come
-            later are ignored.
-        name: That of the thread.
+        on_error: Called in the thread with the exception of `work`, unless the queue was abandoned before. Later items
+            are ignored.
+        name: The name of the thread.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class BackgroundQueue:
         self._thread.start()
 
     def put(self, value: Any, size: int = 1, amount: int = 1) -> None:
-        """Queue an item, which counts as `amount` when it is dropped or left; returns at once."""
+        """Queue an item, which counts as `amount` if it is dropped or left over; returns at once."""
         with self._changed:
             if self.is_closing:
                 return
@@ -112,10 +111,10 @@ class BackgroundQueue:
             self._changed.notify()
 
     def take(self, group: Callable[[Any], Any] | None = None, pause: float = 0.0) -> list[Any]:
-        """Wait for items and return the next one, or all that come next and have the same group; none at the end.
+        """Wait for items and return the next one, or all next ones of the same group; none at the end.
 
         Args:
-            group: Returns what items that are taken together have in common.
+            group: Returns the common key of items that are taken together.
             pause: Seconds since the last call in which items gather, unless the queue is half full or closed.
         """
         with self._changed:
@@ -159,7 +158,7 @@ class BackgroundQueue:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread has something left to do."""
+        """Whether the thread still has work to do."""
         return not self._ended.is_set()
 
     def _run(self) -> None:

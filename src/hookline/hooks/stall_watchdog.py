@@ -23,12 +23,12 @@ class StallWatchdog(NamedHook):
 
     A thread checks a timestamp that events set, which costs a step well under a microsecond. Each stall is reported
     once, by a warning with the stack of the training thread and by the event ``stall``, and its end by ``stall_over``.
-    The sanity check before the first step is watched too; what hooks do after the run has ended is not. The stacks of a
-    DataLoader's processes are not recorded: that the run waits for one shows in its own stack. A step that hangs in
-    code that never releases the GIL cannot be detected.
+    The sanity check before the first step is watched, too, but not the work of hooks after the run has ended. The
+    stacks of a DataLoader's processes are not recorded; the run's own stack shows that it waits for one. A step that
+    hangs in code that never releases the GIL cannot be detected.
 
     Args:
-        seconds: After how long a step counts as stalled.
+        seconds: The time after which a step counts as stalled.
     """
 
     built_in = True

@@ -26,15 +26,15 @@ class ThroughputMonitor(TimedHook):
     Each report is the mean since the last one, as ``throughput/…``, without validations, checkpoints and the time
     between epochs. The wait for data is the time from the end of a step, including its hooks, to the start of the next
     batch. Nothing waits for the device: a full queue makes the host wait as well, so the figures of a report are right,
-    while those of a single step would not be. Utilization needs the package pynvml.
+    although those of a single step would not be. Utilization needs the package pynvml.
 
     The parts of a step are host times: ``data_wait_seconds``, ``forward_backward_seconds``, ``optimizer_seconds`` and
-    ``hooks_seconds``. The second and third include the hooks that are called meanwhile; the last is the time of all
+    ``hooks_seconds``. The second and third include the hooks called during them; the last is the time of all
     calls of hooks at the events of a step. On an accelerator the host only queues work, and waits where the queue is
-    full, so the parts say where the host was, not what the device computed.
+    full, so the parts show where the host was, not what the device computed.
 
-    With several ranks, samples, tokens and operations per second are those of all ranks together. The memory is that of
-    the rank with the most; times, shares and ``throughput/mfu`` are means over the ranks.
+    With several ranks, samples, tokens and operations per second cover all ranks together. The memory is that of the
+    rank with the most; times, shares and ``throughput/mfu`` are means over the ranks.
 
     If you register an object on a schedule (``add_hook(ThroughputMonitor(), every=10)``), it counts only the batches
     that are due, and assumes that the others are like them. Samples and the wait for data are then estimates, and so
@@ -78,7 +78,7 @@ class ThroughputMonitor(TimedHook):
         self._exclude()
 
     def on_train_end(self, trainer: RunControl) -> None:
-        """Record the steps since the last report, unless they are too few to say something."""
+        """Record the steps since the last report, unless there are too few of them."""
         report = self._last_report(trainer)
         if report is not None and (2 * report.steps >= self.log_every_n_steps or not self._has_reported):
             self.use_report(trainer, report)

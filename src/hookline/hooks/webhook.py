@@ -43,8 +43,8 @@ _allowed: set[str] = set()
 def allow_host(*hosts: str) -> None:
     """Let this process's webhooks use hosts that are local or private, or plain http.
 
-    This is possible in code and on the command line (``--allow-host``) only: a config file must not be able to make a
-    run talk to machines behind a firewall. Link-local and metadata addresses are still rejected.
+    This is possible only in code and on the command line (``--allow-host``), because a config file must not make a run
+    talk to machines behind a firewall. Link-local and metadata addresses are still rejected.
     """
     _allowed.update(map(_host_name, hosts))
 
@@ -150,7 +150,7 @@ class DeliveryError(Exception):
     Args:
         why: The reason, which must not contain more of the URL than its host.
         try_again: Whether another attempt may succeed.
-        wait: How many seconds the server asked to wait before it.
+        wait: The seconds that the server asked to wait before it.
     """
 
     def __init__(self, why: str, try_again: bool, wait: float = 0.0) -> None:
@@ -162,7 +162,7 @@ class Webhook:
     """Posts to one URL; does not follow redirects and does not use proxies.
 
     Args:
-        url: The URL, a secret of which only the host may be shown.
+        url: The URL. It is a secret; only its host may be shown.
         timeout: Seconds for each attempt, including the look-up of the host.
 
     Raises:
@@ -187,7 +187,7 @@ class Webhook:
         """Deliver one JSON text.
 
         Raises:
-            DeliveryError: If that fails; the message contains nothing of the URL but its host.
+            DeliveryError: If that fails; the message contains only the host of the URL.
         """
         if is_sending_suspended():
             return

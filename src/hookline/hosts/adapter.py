@@ -1,4 +1,4 @@
-"""What the adapters to Lightning, transformers and Ignite share: hooks in the loop of another trainer."""
+"""The code that the adapters to Lightning, transformers and Ignite share: hooks in another trainer's loop."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hookline.run.outputs import single_numbers
 from hookline.run.step_log import GRAD_NORM, LOSS, LR
 
 _AXES = {"step", "epoch", "time"}  # The fields of a row of metrics beside its numbers.
-_OF_STEPS = {LOSS, LR, GRAD_NORM}  # Hosts log these at intervals of their own, and some print each row they log.
+_OF_STEPS = {LOSS, LR, GRAD_NORM}  # Hosts log these at their own intervals, and some print each row they log.
 _OF_VALIDATION = re.compile("^(val|valid|eval|test)[/_]")
 
 
 class HostedHooks:
-    """Hooks in the loop of another trainer, which reports to them what happens.
+    """Hooks in the loop of another trainer, which reports its progress to them.
 
     Args:
         config: A config of hooks: the path of a YAML file, or a dict.
         hooks: More hooks, or a `HookManager`.
-        step_fn: ``(model, batch) -> loss``, with which hooks such as `nan_forensics` run a batch again.
+        step_fn: ``(model, batch) -> loss``, which lets hooks such as `nan_forensics` run a batch again.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
         allow: Prefixes under which a config from a file may name dotted paths.
     """
@@ -118,7 +118,7 @@ class HostedHooks:
         attached.end(error)
 
     def watch(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the host. An exception ends the run: hosts have no event that tells of all of them."""
+        """Call a method of the host. An exception ends the run: hosts have no event that covers all of them."""
         try:
             return method(*args, **kwargs)
         except BaseException as error:
@@ -167,7 +167,7 @@ class HostedHooks:
             self._validation.enter_context(self.attached.validation())
 
     def end_validation(self, metrics: Mapping[str, Any]) -> None:
-        """Fire on_validation_end, with the host's results as ``val/…``, and do what hooks ask for."""
+        """Fire on_validation_end, with the host's results as ``val/…``, and carry out the hooks' requests."""
         if not self.is_running:
             return
         self.begin_validation()
@@ -183,7 +183,7 @@ class HostedHooks:
     # ---- metrics -----------------------------------------------------------------------------------------------------
 
     def log_from_host(self, metrics: Mapping[str, Any]) -> None:
-        """Record what the host has logged in training."""
+        """Record the numbers that the host has logged in training."""
         numbers = single_numbers(metrics)
         self._from_host.update(numbers)
         for name, value in numbers.items():
@@ -212,7 +212,7 @@ class HostedHooks:
 
 
 def replace_method(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """Put a function around a method of one object; return what takes it away again."""
+    """Wrap a method of one object in a function; return a callable that removes it."""
     attribute = vars(owner).get(name)
     setattr(owner, name, partial(wrapper, getattr(owner, name)))
     return partial(delattr, owner, name) if attribute is None else partial(setattr, owner, name, attribute)

@@ -1,4 +1,4 @@
-"""`attach`: hooks, record and report for a training loop of your own."""
+"""`attach`: hooks, record and report for your own training loop."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def attach(
     output_dir: str | Path | None = "runs",
     allow: Iterable[str] = (),
 ) -> Attached:
-    """Attach hooks to a training loop of your own, for the length of a `with` block.
+    """Attach hooks to your own training loop, for the duration of a `with` block.
 
-    Forward hooks, update hooks, the record and the report work from there on. The methods of what is returned are
-    optional; each lets more hooks work.
+    Forward hooks, update hooks, the record and the report work from there on. The methods of the returned object are
+    optional; each of them enables more hooks.
 
     >>> with hookline.attach(model, optimizer, config="hooks.yaml") as hl:
     ...     for batch in hl.batches(loader):  # batch and epoch events, tokens, progress
@@ -55,17 +55,17 @@ def attach(
     Args:
         model: The model that is trained, wrapped (DDP, FSDP2, compiled) or not.
         optimizer: One optimizer; a list of optimizers, which step together; or a dict of optimizers that step
-            separately, as those of a GAN: each step then has its own gradients.
+            separately, as in a GAN: each step then has its own gradients.
         config: A config of hooks: the path of a YAML file, or a dict.
         hooks: More hooks, or a `HookManager`.
         scaler: The GradScaler of your loop, if it has one.
         accelerator: The `Accelerator` of your loop, if it has one.
-        step_fn: ``(model, batch) -> loss``, with which hooks such as `nan_forensics` run a batch again.
+        step_fn: ``(model, batch) -> loss``, which lets hooks such as `nan_forensics` run a batch again.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
         allow: Prefixes under which a config from a file may name dotted paths.
 
     Raises:
-        HooklineError: If a hook needs what your loop cannot give, or the model is wrapped in FSDP1 or DeepSpeed.
+        HooklineError: If your loop lacks something that a hook needs, or the model is wrapped in FSDP1 or DeepSpeed.
     """
     return Attached(
         model, optimizer, config, hooks=hooks, scaler=scaler, accelerator=accelerator, step_fn=step_fn,
@@ -74,7 +74,7 @@ def attach(
 
 
 class Attached:
-    """Hooks in a loop of your own; `attach` makes it, and documents the arguments.
+    """Hooks in your own loop; `attach` creates it, and documents the arguments.
 
     Args:
         model: The model.
@@ -86,7 +86,7 @@ class Attached:
         step_fn: Runs a batch again.
         output_dir: Where the run's directory goes.
         allow: Prefixes of dotted paths that a config may name.
-        **of_run: The host, and what else `ForeignRun` takes.
+        **of_run: The host, and the other arguments of `ForeignRun`.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Attached:
             if self.should_stop:
                 break
         else:
-            run.progress.epoch_over = True  # What resumes from here on begins with the next epoch.
+            run.progress.epoch_over = True  # Resuming from here starts with the next epoch.
         run.settle()
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -237,7 +237,7 @@ class Attached:
 
         Args:
             loss: The loss, a tensor with one element.
-            **options: What `Tensor.backward` takes.
+            **options: The options of `Tensor.backward`.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -252,16 +252,16 @@ class Attached:
         run.backward_ends()
 
     def optimizer_step(self, optimizer: Any = None) -> None:
-        """Step an optimizer through your scaler, so that a step that the scaler skips is recorded.
+        """Step an optimizer through your scaler, so steps that the scaler skips are recorded.
 
-        Call `scaler.update()` yourself, as always.
+        Call `scaler.update()` yourself, as usual.
 
         Args:
             optimizer: The optimizer; may be left out if there is only one.
         """
         run = self._in_block("optimizer_step")
         if optimizer is None and len(run.optimizers) > 1:
-            raise HooklineError(f"hl.optimizer_step: pass one of the {len(run.optimizers)} optimizers")
+            raise HooklineError(f"hl.optimizer_step: pass one of the run's {len(run.optimizers)} optimizers")
         inner = run.optimizers[0] if optimizer is None else inner_optimizer(optimizer)
         if all(inner is not known for known in run.optimizers):
             raise HooklineError(f"hl.optimizer_step: this {type(inner).__name__} was not passed to attach()")
@@ -297,7 +297,9 @@ class Attached:
         """
         run = self._in_block("validation")
         if self._measured is not None:
-            raise HooklineError("hl.validation: a validation is in progress; call it once, around all of it")
+            raise HooklineError(
+                "hl.validation: a validation is already in progress; use one `with` block around all of it"
+            )
         run.settle()
         with run.validation() as metrics:
             self._measured = metrics
@@ -317,7 +319,7 @@ class Attached:
     def save(self, name: str | None = None) -> None:
         """Write a checkpoint of the last step: weights, optimizers, random streams and Hookline's own state.
 
-        Between a backward pass and `step()` it is written once the step is made.
+        Between a backward pass and `step()`, it is written after the step.
         """
         run = self._in_block("save")
         if not run.can_save:
@@ -337,7 +339,7 @@ class Attached:
         run.load_checkpoint(find_checkpoint(Path(checkpoint))[0].verified())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Hookline's own state, for a checkpoint of yours: counters and what hooks remember, as plain values."""
+        """Return Hookline's own state for your own checkpoint: counters and the hooks' state, as plain values."""
         run = self.run
         if run.running:
             run.settle_step()
@@ -406,7 +408,7 @@ class Attached:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what hooks cannot see into.
+    """Reject objects that hooks cannot see into.
 
     Raises:
         HooklineError: If it is not a module, or wrapped in FSDP1 or DeepSpeed.
@@ -425,7 +427,7 @@ def check_options(config: Any, hooks: Any, scaler: Any, accelerator: Any, step_f
     """Refuse options of another type.
 
     Raises:
-        HooklineError: It names the option, and what it should be.
+        HooklineError: The message names the option, and what it should be.
     """
     is_list = isinstance(hooks, (HookManager, Iterable)) and not isinstance(hooks, (str, Mapping))
     for name, value, fits, expected in (
@@ -459,7 +461,7 @@ def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer] | dict[str, 
     """Return the optimizers inside of wrappers, as a list or a dict.
 
     Raises:
-        HooklineError: If there is none, or one of them twice.
+        HooklineError: If there is none, or one appears twice.
     """
     listed = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     named = optimizer if isinstance(optimizer, Mapping) else dict(enumerate(listed))

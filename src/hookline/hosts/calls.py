@@ -37,7 +37,7 @@ def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
 
 
 def sole(given: Any) -> Any:
-    """Return what a sequence of one element has in it, and anything else as it is."""
+    """Return the element of a sequence of one, and any other value unchanged."""
     return given[0] if isinstance(given, (tuple, list)) and len(given) == 1 else given
 
 

@@ -27,7 +27,7 @@ class ForeignCheckpoints(SavingRun):
     also_save: Callable[[Path], None] | None = None
     """The host's own way of saving, called for each checkpoint."""
     after_step_state: dict[str, Any] | None = None
-    """Random streams and buffers as the step left them; what is written later belongs to it all the same."""
+    """Random streams and buffers as the step left them; files written later belong to the same checkpoint."""
 
     def save(self, name: SaveName = None) -> None:
         """Write a checkpoint after the current step."""

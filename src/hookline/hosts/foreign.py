@@ -100,14 +100,14 @@ class ForeignRun(ForeignCheckpoints):
         ranks: The process of the run, which acts alone: losses are those of this process.
         step_fn: ``(model, batch) -> loss``, to run a batch again.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
-        may_change: Whether hooks may change training; else those that do are refused.
+        may_change: Whether hooks may change training; otherwise such hooks are rejected.
         prints: Whether this process prints the closing line.
     """
 
     can_validate = True
     find_nan_by = "add the hook 'nan_forensics'"
     losses_add_up = True
-    """Whether the losses that the host reports add up to that of a step, or are those before a division: their mean."""
+    """Whether the losses that the host reports add up to the loss of a step; otherwise their mean is the loss."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class ForeignRun(ForeignCheckpoints):
         own_count = self._has_peers and not all(mark.whole for mark in entry.schedule.marks)
         if own_count and (entry.intervenes or (reads and self._is_sharded)):
             problem = f"{entry.name!r} runs {entry.schedule}, which each process counts for itself"
-            raise RegistrationError(f"{problem}, and has to run on all of them at once; count steps")
+            raise RegistrationError(f"{problem}, but it has to run on all of them at once; count steps")
 
     def begin(self) -> None:
         """Set up the hooks, and fire on_train_start."""
@@ -225,7 +225,7 @@ class ForeignRun(ForeignCheckpoints):
 
     @property
     def title(self) -> str:
-        """What messages call this run."""
+        """The name of this run in messages."""
         return self.host.title
 
     # ---- what the host reports ---------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class ForeignRun(ForeignCheckpoints):
         self._open_batch(batch)
 
     def forward_begins(self) -> bool:
-        """Begin a micro-batch if this forward pass is the first of one; return whether it is."""
+        """Begin a micro-batch if this is its first forward pass; return whether it is."""
         args, has_grad = self.event_args, torch.is_grad_enabled()
         if args.is_other_batch or self._repeats:
             return False
@@ -359,7 +359,7 @@ class ForeignRun(ForeignCheckpoints):
             self._repeats = calls > 1
             try:
                 loss = closure()
-            except BaseException as error:  # the traceback is that of a closure of the loop's own
+            except BaseException as error:  # the traceback comes from the loop's own closure
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 raise
             finally:
@@ -388,11 +388,11 @@ class ForeignRun(ForeignCheckpoints):
     def add_optimizer(self, optimizer: torch.optim.Optimizer, joint: bool) -> bool:
         """Add an optimizer that steps for the first time, or put it in the place of one with the same parameters.
 
-        Return False if it makes the step of that one, which is a wrapper of it.
+        Return False if it steps for that one, which wraps it.
 
         Args:
             optimizer: The optimizer.
-            joint: Whether it steps together with the others, in the step that they have begun.
+            joint: Whether it steps together with the others, in the step that they started.
         """
         owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
         for index, other in enumerate(self.optimizers):

@@ -22,7 +22,7 @@ class Options:
     imports: list[str] = field(default_factory=list)
     allow: list[str] = field(default_factory=list)
     directory: str = ""
-    """Where the command was typed: modules to import are found there."""
+    """The directory in which the command was typed; modules to import are found there."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:

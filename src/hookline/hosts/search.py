@@ -26,7 +26,7 @@ class Models(nn.ModuleDict):
 
 
 class Training(NamedTuple):
-    """What is trained."""
+    """The model and the optimizers that a script trains."""
 
     model: nn.Module
     """The outermost module with parameters of the optimizer; `Models` if other optimizers train other modules."""
@@ -48,7 +48,7 @@ def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.opti
         kind = type(candidate)
         if kind is Models:  # It belongs to another run.
             continue
-        if issubclass(kind, nn.Module) and "_modules" in vars(candidate):  # else it is being made
+        if issubclass(kind, nn.Module) and "_modules" in vars(candidate):  # otherwise it is still being created
             modules.append(candidate)
         elif issubclass(kind, torch.optim.Optimizer) and candidate is not optimizer and candidate not in former:
             optimizers.append(candidate)
@@ -93,7 +93,7 @@ def owned_by(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def names_of(models: Sequence[nn.Module]) -> list[str]:
-    """Return a name for each model: that of the script's variable, or else of the class."""
+    """Return a name for each model: the name of the script's variable, or of the class."""
     variables = {id(value): name for name, value in vars(sys.modules["__main__"]).items()}
     taken = dir(nn.ModuleDict)
     for model in models:

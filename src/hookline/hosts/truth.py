@@ -1,4 +1,4 @@
-"""What hooks can rely on in each kind of loop: what its events mean there, what it cannot do and why.
+"""The guarantees to hooks in each kind of loop: what its events mean, what it cannot do and why.
 
 Refusals, `hookline events --host` and docs/reference/hosts.md are made from this table.
 """
@@ -22,15 +22,15 @@ class Host:
     title: str
     """In messages: "hook 'x' needs …, and <title> cannot"."""
     lacks: dict[str, str] = field(default_factory=dict)
-    """What a run in it cannot do, of the `CAPABILITIES`, with what would be right."""
+    """The `CAPABILITIES` that a run in it lacks, each with its remedy."""
     events: dict[str, str] = field(default_factory=dict)
-    """What is different about an event there."""
+    """How an event differs there."""
     stop: str = ""
     """How the loop takes a request to stop."""
     clipping: str = ""
-    """What to do where it clips gradients before hooks get them."""
+    """The remedy if it clips gradients before hooks get them."""
     cannot: frozenset[str] = frozenset({"knows_validation_batches"})
-    """Those of the `CAPABILITIES` that a run in it does not have, whatever else it has."""
+    """The `CAPABILITIES` that a run in it never has."""
 
     def meaning(self, event: Event) -> str:
         """Return what an event means there."""
@@ -41,7 +41,7 @@ class Host:
 
 BATCHES = "read the batches with `for batch in hl.batches(loader)`"
 LOSS = "call `hl.backward(loss)` instead of `loss.backward()`"
-VALIDATION_BATCHES = "the batches of a validation stay in your loop: leave the hook out, and compute its table there"
+VALIDATION_BATCHES = "the batches of a validation stay in your loop: omit the hook, and compute its table there"
 RERUN = (
     "call the model itself, outside of compiled functions and not sharded; or pass `step_fn=`, a function "
     "`(model, batch) -> loss`, and read the batches with `hl.batches(loader)`"
@@ -57,7 +57,8 @@ ATTACH = Host(
         "knows_windows": BATCHES,
         "knows_loss": LOSS,
         "can_save": "pass `output_dir=`; save weights that FSDP2 has sharded yourself, with `hl.state_dict()`",
-        "has_unscaled_gradients": "make the optimizer with fused=False; under a GradScaler a fused one unscales itself",
+        "has_unscaled_gradients": "create the optimizer with fused=False; under a GradScaler, a fused one unscales "
+        "the gradients itself",
     },
     events={
         "on_train_start": "at the beginning of the `with` block",
@@ -65,13 +66,13 @@ ATTACH = Host(
         "on_train_batch_start": BATCHES,
         "on_before_backward": f"{LOSS}; the loss is not scaled",
         "on_after_backward": LOSS,
-        "on_gradients_ready": "as `optimizer.step()` begins: what you clipped before is clipped",
+        "on_gradients_ready": "as `optimizer.step()` begins, after any clipping of yours",
         "on_step_skipped": "for steps that a GradScaler skips, call `hl.optimizer_step(optimizer)`",
         "on_train_batch_end": f"{BATCHES}; late, with the next batch, a validation or the end of the block",
         "on_step_end": "late, with the next batch, forward or backward pass, validation, `hl.should_stop` or the end "
         "of the block: what you log and schedule after `optimizer.step()` belongs to its step",
         "on_validation_start": "at the beginning of a `with hl.validation():` block",
-        "on_validation_end": "at its end, with what you passed to `hl.log` inside",
+        "on_validation_end": "at its end, with the metrics you passed to `hl.log` inside",
         "on_epoch_end": f"{BATCHES}; late, with the next epoch or the end of the block, after validations",
         "on_checkpoint_load": "as `hl.load` or `hl.load_state_dict` is called, after on_train_start",
         "on_train_end": "at the end of the `with` block",
@@ -88,7 +89,7 @@ THERE = {
     "has_unscaled_gradients": ATTACH.lacks["has_unscaled_gradients"],
 }
 """What runs lack in every other trainer."""
-AT_STEP = "as the optimizer's step begins, once the loss scale is taken out: what the host clipped before is clipped"
+AT_STEP = "as the optimizer's step begins, after unscaling and any clipping by the host"
 FINAL = "as the optimizer's step begins, after the host's clipping and the update chain: what the optimizer uses"
 
 LIGHTNING = Host(
@@ -102,13 +103,13 @@ LIGHTNING = Host(
     },
     events={
         "on_train_start": "at Lightning's on_train_start: weights are restored, the sanity check is over",
-        "on_before_backward": "the loss of the micro-batch; Lightning's own has it divided for accumulation and scaled",
+        "on_before_backward": "the loss of the micro-batch; Lightning's own is divided for accumulation and scaled",
         "on_gradients_ready": AT_STEP,
         "on_before_optimizer_step": f"{FINAL}; Lightning's own comes before clipping",
         "on_step_skipped": "also for steps that Lightning's GradScaler skips",
         "on_train_batch_end": "at Lightning's on_train_batch_end: schedulers have stepped",
         "on_step_end": "at Lightning's on_train_batch_end: schedulers have stepped",
-        "on_validation_end": "with what the module logged in it: `val_loss` and `val/loss` are `val/loss`",
+        "on_validation_end": "with the metrics that the module logged; `val_loss` becomes `val/loss`",
         "on_epoch_end": "at Lightning's on_train_epoch_end, after the validation",
         "on_checkpoint_save": "for checkpoints that hooks asked for; Lightning saves its own beside it, `<name>.ckpt`",
         "on_checkpoint_load": "as `fit(ckpt_path=…)` begins, before on_train_start",
@@ -127,8 +128,8 @@ TRANSFORMERS = Host(
     events={
         "on_train_start": "at on_train_begin: weights are restored",
         "on_train_batch_start": "before `compute_loss`",
-        "on_before_backward": "what `compute_loss` returned. With `num_items_in_batch` it is a share: the losses of a "
-        "window add up to that of the step",
+        "on_before_backward": "the result of `compute_loss`. With `num_items_in_batch` it is a share: "
+        "the losses of a window add up to the step's loss",
         "on_after_backward": "after `training_step`",
         "on_gradients_ready": f"{AT_STEP}; `max_grad_norm` is 1.0 by default",
         "on_before_optimizer_step": FINAL,

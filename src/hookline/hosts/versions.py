@@ -11,7 +11,7 @@ def check_version(package: str, minimum: tuple[int, int]) -> None:
     """Refuse a host that is not installed, or older than what was tested.
 
     Raises:
-        HooklineError: It says which version is needed.
+        HooklineError: The message names the required version.
     """
     words = ".".join(map(str, minimum))
     remedy = f"pip install '{package}>={words}'"

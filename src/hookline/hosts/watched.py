@@ -27,7 +27,7 @@ SCHEDULE = {"every": 25, "at": [2, 10]}  # A short training is seen, too.
 def default_hooks() -> dict[str, Any]:
     """Return the hooks of a run for which no others are named.
 
-    Hooks in the modules of a model that is compiled already would have it compiled once more.
+    Hooks in the modules of an already compiled model would make torch compile it again.
     """
     forward = [] if has_compiled() else [{"name": "activation_stats", **SCHEDULE}]
     return {"lifecycle": [{"name": "gradient_monitor", **SCHEDULE}], "forward": forward}
@@ -77,7 +77,7 @@ class Watched(Attached):
     """Hooks in the training of a script; a `Watch` reports its backward passes and its optimizers.
 
     Args:
-        training: What is trained.
+        training: The model and optimizers.
         optimizer: The optimizer that steps first.
         options: Which hooks, and what they may do.
         prints: Whether the closing line is printed.
@@ -102,7 +102,7 @@ class Watched(Attached):
         )  # fmt: skip
         self._fail = fail
         self._module_calls = ModuleCalls(with_kwargs=options.hooks is not None)
-        if not has_compiled():  # What is compiled later has no hooks, and nothing is prepared for it.
+        if not has_compiled():  # Models compiled later have no hooks, and need no preparation.
             dispatcher = self.run.hooks.dispatcher
             dispatcher.register, dispatcher.compilable = self._module_calls.register, False
         self.run.hooks.enable_intervention = options.allow_changes
@@ -146,7 +146,7 @@ class Watched(Attached):
     def keep_torch_hooks(self) -> Callable[[], None]:
         """Let the hooks on optimizers stay when the run ends, where they do nothing; return what takes them off.
 
-        Torch may be going through them, and raises if one of them leaves.
+        Torch may be iterating over them, and raises if one is removed.
         """
         return self._torch_hooks.pop_all().close
 

@@ -1,4 +1,4 @@
-"""Record what a run did, from which code and config, readable by anything that reads JSON.
+"""Record what a run did, and with which code and config, as JSON that any program can read.
 
 Imports `core` and the shared modules. `runs`, which reads records, and what is above it may import it. The names below
 are loaded on first use, because commands that only read a record do not need torch; those that read are in `runs`.

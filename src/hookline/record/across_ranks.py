@@ -84,7 +84,7 @@ class SharedRecord(Record):
         self._reductions.update(reductions)
 
     def log(self, step: int, epoch: int, name: str, value: Any, reduce: str | None = "mean") -> None:
-        """Record a number; `reduce` says how the ranks' numbers become one: None takes that of rank 0."""
+        """Record a number; `reduce` says how to combine the ranks' numbers; None takes rank 0's."""
         if reduce != "mean" or name in self._reductions:
             self._reductions[name] = reduce
         if reduce is not None or self._is_first:

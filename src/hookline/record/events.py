@@ -1,6 +1,6 @@
 """`EVENTS`: every kind of event that Hookline writes to events.jsonl, with its sentence, severity and readers.
 
-Hooks of users may write kinds of their own. These are not trouble, and their fields are shown as they are.
+Your hooks may write their own kinds. These are not trouble, and their fields are shown unchanged.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True)
 class EventKind:
-    """What Hookline knows about events of one kind."""
+    """Hookline's description of one kind of event."""
 
     kind: str
     sentence: str
-    """What it says; `{…}` are fields of the event."""
+    """Its message; `{…}` are fields of the event."""
     remedy: str
-    """What a reader can do about it, in one sentence; the reference page of record events has it."""
+    """The reader's remedy in one sentence, as shown on the reference page of record events."""
     severity: Severity | None = None
-    """How bad it is in the list of alerts; None if it does not belong there."""
+    """Its severity in the list of alerts; None if it does not belong there."""
     mark: str | None = None
     """The group of its mark in charts; None for a mark of its own."""
     curve: str | None = None
-    """The curve that its alert leads to; None leads to the hook that it comes from."""
+    """The curve that its alert links to; None links to the hook that it comes from."""
     same_on_all_ranks: bool = False
-    """Whether all ranks have it alike, so that rank 0 alone writes it."""
+    """Whether it is the same on all ranks, in which case only rank 0 writes it."""
     trackers_alert: bool = False
     """Whether trackers that can send messages send one."""
     changes_numbers: bool = False
-    """Whether it may be why two runs have different numbers from then on."""
+    """Whether it may explain why two runs differ from then on."""
 
 
 NAN_MARK, _FAILURE, HOOK_FAILURE_MARK, _RESTART = "NaN or infinity", "failure", "hook failure", "restart"
@@ -204,7 +204,7 @@ _KINDS = (
         "hook_costly", "{message}",
         "Call the hook less often with `every`, or raise `warn_above`.", "info",
     ),
-    # Its random streams were restored, so that training is as without it.
+    # Its random streams were restored, so training is the same as without it.
     EventKind(
         "hook_drew", "{message}",
         "Draw from a generator of the hook's own.", "info",
@@ -248,7 +248,7 @@ EVENTS = {kind.kind: kind for kind in _KINDS}
 
 
 def describe_event(event: Mapping[str, Any]) -> str:
-    """Return in one sentence what an event says, after the hook that it is about or comes from."""
+    """Describe an event in one sentence, after the hook that it concerns or comes from."""
     known = EVENTS.get(str(event.get("kind")))
     fields = {
         key: (", ".join(map(str, value)) or "none") if isinstance(value, list) else value

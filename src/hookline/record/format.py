@@ -57,7 +57,7 @@ def check_run(path: Path, run: Mapping[str, Any]) -> None:
 
     Args:
         path: The run's directory.
-        run: What its run.json contains; some fields are written when a run ends.
+        run: The contents of run.json; some fields are written when a run ends.
     """
     written = run.get("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
@@ -95,7 +95,7 @@ _LOW_BITS, _MORE = 127, 128  # Parts of a byte: seven bits of a count, and wheth
 
 
 class SeriesHeader(NamedTuple):
-    """What the values of a series mean: one row per name, one column per statistic, and bins for histograms."""
+    """The meaning of a series' values: one row per name, one column per statistic, and bins for histograms."""
 
     series: str
     names: tuple[str, ...]

@@ -154,7 +154,7 @@ def whole_end(file: BinaryIO, is_written: Callable[[], bool]) -> int:
 def read_blocks(file: BinaryIO, begin: int, end: int, longest: int) -> Iterator[tuple[int, bytes]]:
     """Yield a part of a file in blocks of whole lines, and where they begin.
 
-    Of a line that is longer than `longest`, a block of its own, `TOO_LONG`, is all that is read into memory.
+    A line longer than `longest` becomes its own block, `TOO_LONG`, and is not read into memory.
     """
     at, rest, is_too_long = begin, b"", False
     file.seek(begin)

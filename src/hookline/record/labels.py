@@ -22,7 +22,7 @@ LATEST = "latest"  # on a command line, the newest run
 
 @dataclass(frozen=True)
 class Labels:
-    """What people call a run; nothing in training depends on it."""
+    """The name, tags and notes of a run; training does not depend on them."""
 
     name: str | None = None
     tags: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ def layer_step(step: int, header: SeriesHeader, values: torch.Tensor) -> Pending
 
     Args:
         step: The step of the values.
-        header: What the values mean.
+        header: The meaning of the values.
         values: Real numbers of the header's shape.
 
     Raises:

@@ -30,7 +30,7 @@ MAX_CELL_LENGTH = 1000  # characters of a string in a table, for the same reason
 
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # Color types of PNG by the number of channels: gray, RGB, RGB with alpha.
 _SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a warning
-# A name that a file can have as it is. Others get a part of their hash, so that no two names share a file. Upper case
+# A name that a file can have unchanged. Other names get a part of their hash, so no two names share a file. Upper case
 # gets one, too, because some file systems ignore case.
 _FILE_NAME = re.compile(r"(?!.*-[0-9a-f]{8}$)[a-z0-9](?:[a-z0-9_.-]{0,78}[a-z0-9])?")
 
@@ -64,7 +64,7 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
         columns: The titles of its columns.
         rows: As many cells per row as there are columns: texts, numbers, booleans, None, and tensors or NumPy arrays
             with one element. A two-dimensional tensor or array is read with one wait for its device.
-        kind: What the table shows, as `Table.kind`.
+        kind: The kind of table, as in `Table.kind`.
 
     Raises:
         RecordError: If a row or a cell does not fit, or there are more than `MAX_CELLS`.
@@ -93,7 +93,8 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
             raise RecordError(f"{where}: {error}; a cell is a string, a number, a bool or None") from error
     if len(checked) > most:
         raise RecordError(
-            f"table {name!r} has more than {MAX_CELLS:,} cells ({most:,} rows of {len(titles):,} columns); log a part"
+            f"table {name!r} has more than {MAX_CELLS:,} cells ({most:,} rows of {len(titles):,} columns); "
+            "log only a part of it"
         )
     return Table(titles, tuple(checked), None if kind is None else str(kind))
 

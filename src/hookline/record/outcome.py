@@ -1,4 +1,4 @@
-"""How a run can end, as run.json says it, and the exit code of a command that ends like that; this needs no torch."""
+"""The outcomes of a run, as in run.json, and the exit code of each; this module needs no torch."""
 
 from __future__ import annotations
 

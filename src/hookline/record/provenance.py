@@ -34,7 +34,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 # A repository's config can name programs that git runs, and the repository may be a stranger's. These keep git from
 # running any: a monitor of the file system, hooks, a bare repository hidden in a folder, and the transports by which a
-# partial clone fetches objects that it lacks. Filters are switched off by name, see `_without_filters`.
+# partial clone fetches objects that it lacks. Filters are disabled by name, see `_without_filters`.
 _NO_PROGRAMS = (
     "-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}", "-c", "safe.bareRepository=explicit", "--no-pager",
 )  # fmt: skip

@@ -46,7 +46,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
 
 class Record:
-    """What a run did, from which code and config; made with `on_disk` or `in_memory`.
+    """A run's record: what it did, with which code and config. Created by `on_disk` or `in_memory`.
 
     Values are logged without waiting for a device. `flush` writes those that are on the host and passes them to the
     added sinks; `close` does so for everything. No failure of a disk, a device or a sink ends training. Safe to use
@@ -64,7 +64,8 @@ class Record:
         self.path = storage.path  # the run's directory; None in memory
         self.run: dict[str, Any] = {}  # the fields of run.json, empty before `start`
         self._storage = storage
-        # What a run that continues would write, until its first step: one that fails before leaves its directory alone.
+        # The pending writes of a continuing run until its first step: a run that fails before it leaves its directory
+        # alone.
         self._held: list[Callable[[], Any]] | None = [] if storage.is_continued else None
         self._holding = threading.RLock()  # a change that was deferred may record an event
         self._sinks = AddedSinks()
@@ -114,7 +115,7 @@ class Record:
     def in_memory(
         cls, config: Mapping[str, Any] | None = None, seed: int | None = None, *, keep: int = 100_000
     ) -> Record:
-        """Make a record in lists, `metrics`, `layer_rows`, `events` and `media`, that touches no disk.
+        """Create a record that never touches the disk, in the lists `metrics`, `layer_rows`, `events` and `media`.
 
         Args:
             config: The run's resolved config.
@@ -201,7 +202,7 @@ class Record:
             hosts: The machine of each rank, if there are several.
             launch: The launch that the run belongs to, if a launcher would start it again.
             labels: Name, tags and notes of a new run.
-            training: What tells how to judge the run: its optimizers, and whether its weights were trained before.
+            training: Facts for judging the run: its optimizers, and whether its weights were trained before.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
@@ -333,7 +334,7 @@ class Record:
             name: Its name.
             columns: The titles of its columns.
             rows: The cells of each row, as `make_table` takes them.
-            kind: What the table shows, as `Table.kind`.
+            kind: The kind of table, as in `Table.kind`.
 
         Raises:
             RecordError: If a row or a cell does not fit, or there are too many.
@@ -359,7 +360,7 @@ class Record:
             self._pending.append(pending_media(step, epoch, clean, make_image(clean, image)))
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
-        """Record what happened, when and because of which hook; stored at once, without secrets."""
+        """Record an event with its time and its hook; it is stored at once, without secrets."""
         row = {"time": round(time.time(), 6), "kind": redact_name(kind), "step": step, **redact(fields)}
         self._write("events", [row])
 

@@ -121,7 +121,7 @@ class SecretValues:
         _instances.add(self)
 
     def add(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """Add secrets, each with its replacement; short ones are left out, as they occur in ordinary words."""
+        """Add secrets, each with its replacement; short ones are skipped, because they occur in ordinary words."""
         self.replacements.update((secret, text) for secret, text in secrets if len(secret) >= SHORTEST_SECRET)
         _read_key.cache_clear()
 
@@ -220,7 +220,7 @@ def is_secret_key(key: Any) -> bool:
 
 
 def redact_name(name: Any) -> str:
-    """Return the name of a metric or a layer without the secrets in it; for a name that was seen before in 0.1 µs."""
+    """Return the name of a metric or a layer without the secrets in it; a known name takes 0.1 µs."""
     return _read_key(name if type(name) is str else strict_json.key_text(name))[0]
 
 

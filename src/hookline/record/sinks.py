@@ -62,7 +62,7 @@ class SinkHandle:
 
 
 ReportFailure = Callable[[Sink, int | None, Exception], None]
-"""Gets a sink that has failed and was removed, the step of the last row that it was to receive, and what it raised."""
+"""Receives a sink that failed and was removed, the step of the last row meant for it, and its exception."""
 
 
 class AddedSinks:

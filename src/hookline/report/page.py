@@ -46,7 +46,7 @@ LIBRARY = "uPlot.iife.min.js"
 BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
 BYTES_OF_MEDIA = 400_000
 _CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best values and where its arrays are
-# What people look at in a page. The record has the rest, and the page says how much that is.
+# The parts that people look at in a page. The record has the rest, and the page says how much that is.
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
 MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS, MAX_PARTS = 1000, 50, 600, 100
 MAX_COMPARED = 80  # rows of the comparison's table
@@ -73,7 +73,7 @@ def write_report(path: Path, summaries: Sequence[RunSummary]) -> None:
     data = make_report(summaries)
     with writing(path):
         refuse_link(path)
-        # The report can be made again from the record, so that nobody need wait until the disk has it.
+        # The report can be written again from the record, so nothing waits until the disk has it.
         write_atomic(path, data, durable=False)
 
 

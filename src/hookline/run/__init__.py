@@ -1,1 +1,1 @@
-"""What hooks live in: `Run`, the class that a training loop drives, with its step methods, events, record and state."""
+"""`Run`, which hooks live in and a training loop drives, with its step methods, events, record and state."""

@@ -55,7 +55,7 @@ class Agreement:
 
         Args:
             name: The attribute.
-            value: What was assigned, as an error names it.
+            value: The assigned value, as an error names it.
             by: The hook that did so; None if it was none.
         """
 
@@ -93,7 +93,7 @@ class Agreement:
         """Decide whether the step is skipped because a hook has asked for it on some rank."""
 
     def before_optimizer(self) -> None:
-        """Decide the same once more after the update chain, if a hook may ask for it there."""
+        """Decide again after the update chain, if a hook may ask for it there."""
 
     def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
         """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""

@@ -26,7 +26,7 @@ class ConfigView(dict[str, Any]):
         raise AttributeError(f"the config has no {name!r}; {nearest(name, self)}")
 
     def _refuse(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"the config is read-only; {name!r} can be set before the trainer is made")
+        raise AttributeError(f"the config is read-only; {name!r} can be set before the trainer is created")
 
     __setattr__ = __setitem__ = _refuse
 
@@ -36,7 +36,7 @@ class ConfigView(dict[str, Any]):
 
 
 def view_of(config: Any, checkpoint_dir: str | None) -> Any:
-    """Return what hooks get as `config`: a view with ``checkpoint.dir``; an object of the user's own class as it is."""
+    """Return the `config` for hooks: a view with ``checkpoint.dir``, or an object of your own class unchanged."""
     values = _plain(config)
     if not isinstance(values, dict):
         return config

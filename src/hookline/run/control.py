@@ -1,7 +1,7 @@
 """`RunControl`: the object that hooks get as `trainer`: what they see (run/view.py), log and control.
 
-`Run` is a `RunControl`, for our trainer and for any other training loop. Hooks use nothing else of a run. Capabilities
-that a host may lack have a default here, and in `RunView`.
+`Run` is a `RunControl`, for our trainer and for any other training loop. Hooks use only these names of a run.
+Capabilities that a host may lack have a default here, and in `RunView`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunLog(RunView):
             name: The metric.
             value: Its value.
             step: The step it belongs to, if it is not the current one.
-            reduce: How the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
+            reduce: How to combine the values of several ranks: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
         """
         if reduce is not None and reduce not in REDUCTIONS:
             raise HooklineError(f"log({name!r}): reduce={reduce!r}; {nearest(str(reduce), REDUCTIONS)}, or None")
@@ -65,15 +65,15 @@ class RunLog(RunView):
         step: int | None = None,
         kind: str | None = None,
     ) -> None:
-        """Record a table; of several ranks, rank 0's is recorded and the others' are ignored.
+        """Record a table; with several ranks, only rank 0's is recorded.
 
         Args:
             name: Its name.
             columns: The titles of its columns.
-            rows: The cells of each row: texts (cut after 1,000 characters), numbers, booleans or None, at most 10,000
-                in all. A two-dimensional tensor or array is read as it is, which waits for its device.
+            rows: The cells of each row: strings (cut after 1,000 characters), numbers, booleans or None, at most 10,000
+                in all. A two-dimensional tensor or array is read directly, which waits for its device.
             step: The step it belongs to, if it is not the current one.
-            kind: What the table shows, for viewers that draw it in another way, such as "confusion_matrix".
+            kind: The kind of table, such as "confusion_matrix", for viewers that draw it differently.
 
         Raises:
             RecordError: If a row or a cell does not fit, or there are too many.
@@ -82,7 +82,7 @@ class RunLog(RunView):
         self.record.log_table(at, self.progress.epoch, name, columns, rows, kind)
 
     def log_image(self, name: str, image: Any, *, step: int | None = None) -> None:
-        """Record an image; of several ranks, rank 0's is recorded and the others' are ignored.
+        """Record an image; with several ranks, only rank 0's is recorded.
 
         A tensor on a device is copied without waiting for it, and encoded when the record is written.
 
@@ -103,7 +103,7 @@ class RunLog(RunView):
             self.record.event(kind, self.progress.step if step is None else step, **fields)
 
     def share(self, part: SharedPart) -> None:
-        """Hand in numbers of this rank that are recorded together with those of the other ranks, at the next exchange.
+        """Contribute numbers of this rank, to be recorded with those of the other ranks at the next exchange.
 
         Call it at the same events on all ranks. In one process the numbers are used and recorded at once.
         """
@@ -154,11 +154,11 @@ class RunControl(RunLog):
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
         if not value:
-            raise HooklineError("should_stop: a requested stop cannot be taken back, so only True can be assigned")
+            raise HooklineError("should_stop: a requested stop cannot be undone, so only True can be assigned")
         self.request_stop("should_stop was set")
 
     def request_boundary(self) -> None:
-        """Look after the current step whether something was requested. A signal handler calls this: it assigns."""
+        """Check for requests after the current step. A signal handler calls this, so it only assigns."""
         self._next_boundary = 0
 
     def skip_step(self, reason: str) -> None:
@@ -194,7 +194,7 @@ class RunControl(RunLog):
         """Run other batches than the training batch, in eval mode; its arguments and random streams are preserved.
 
         Args:
-            phase: What hooks see as `phase` inside the block.
+            phase: The `phase` that hooks see inside the block.
         """
         with self.event_args.preserve_train_batch(phase), preserve_rng(), eval_mode(self.model):
             try:
@@ -204,7 +204,7 @@ class RunControl(RunLog):
 
     @contextmanager
     def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
-        """Run a batch again as training ran it, with the same weights and random streams, and leave no trace.
+        """Run a batch again as in training, with the same weights and random streams, and leave no trace.
 
         Modules stay in their modes and the model runs eagerly, so that foreign hooks on any module fire; the run's own
         hooks do not. Buffers that the forward pass updates (running means) are restored afterwards.
@@ -244,7 +244,7 @@ class RunControl(RunLog):
 
 @contextmanager
 def eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put the model into eval mode without grad; afterwards every module is in its previous mode, frozen ones too."""
+    """Put the model into eval mode without grad; afterwards every module is in its previous mode, even frozen ones."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""What a run gets when it ends: the verdict on it, report.html, and the line that is printed."""
+"""The end of a run: its verdict, report.html, and the line that is printed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def report_run(run: Run, summary: RunSummary) -> None:
 def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
     """Return what is printed after the run: outcome, duration, and everything that went wrong.
 
-    If the run came to its end and is not healthy, a line before it says why.
+    If the run completed but is not healthy, a line before it says why.
     """
     count = run.counters()
     verdict = run.record.run.get("verdict") if outcome.is_clean else None

@@ -23,10 +23,10 @@ class Engine:
     """Whether the ranks train on different batches, and the backward pass takes the mean of their gradients."""
 
     copies = 1
-    """How many ranks have each batch, as those of a tensor-parallel group have."""
+    """How many ranks share each batch, as in a tensor-parallel group."""
 
     forward_is_collective = False
-    """Whether a forward pass waits for the other ranks, so that all of them need equally many."""
+    """Whether a forward pass waits for the other ranks; all of them then need the same number of passes."""
 
     scaler: Any = None
     """The GradScaler, if losses are scaled."""

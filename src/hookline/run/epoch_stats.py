@@ -25,7 +25,7 @@ class EpochStats:
     The metrics are the losses of each of several loaders and the numbers that `step_fn` returns beside the loss.
 
     Args:
-        optional: Metrics of which a micro-batch may have no value, which is NaN then and has no part in the mean.
+        optional: Metrics for which a micro-batch may have no value; it is then NaN and left out of the mean.
     """
 
     def __init__(self, optional: Collection[str] = ()) -> None:
@@ -50,7 +50,7 @@ class EpochStats:
         self._pending.setdefault(name, []).append(value)
 
     def add_share(self, name: str, value: Number, share: float) -> None:
-        """Add a detached metric of one micro-batch, of which this rank has a share of the samples or tokens."""
+        """Add a detached metric of one micro-batch, for this rank's share of the samples or tokens."""
         wide = value.double() if isinstance(value, torch.Tensor) else value
         total, weight = without_nan(wide * share, share) if name in self._optional else (wide * share, share)
         self._means_over_ranks = None
@@ -121,7 +121,7 @@ class EpochStats:
             ranks: The ranks.
             step: The current step.
             loss: Its loss on this rank.
-            window: Its window, which says what this rank's numbers of the step count.
+            window: Its window, which has the weight of this rank's numbers in the step.
         """
         self.fold()
         parts: dict[str, list[float]] = {"step loss": [window.weigh(loss), 1.0]}
@@ -165,7 +165,7 @@ class EpochStats:
         return {_epoch_name(name): self._mean(name) for name in [*metrics, LOSS]}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
-        """Return the latest values of steps after `since`, or else of this epoch; waits for the device."""
+        """Return the latest values of steps after `since`, or of this epoch; waits for the device."""
         after = self.began if since is None else since
         return {name: float(value) for name, (step, value) in self._latest.items() if step > after}
 
@@ -209,7 +209,7 @@ def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[st
 
     Args:
         states: The states by rank.
-        is_counted: Whether the sums are wanted; else they are zero, and only their names are returned.
+        is_counted: Whether the sums are wanted; otherwise they are zero, and only their names are returned.
     """
     of_ranks = [state["beside"]["sums"] for state in states]
     names = dict.fromkeys(name for sums in of_ranks for name in sums)

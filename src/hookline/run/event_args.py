@@ -317,7 +317,7 @@ class EventArgs:
         return math.nan if self._clipped is None else float(self._clipped)
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:
-        """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
+        """Return this step's global norm if something clipped, on the device if nothing has read it; otherwise None."""
         return None if self._norm is None or self._clipped is None else self._norm[0]
 
     def measure_norm(self) -> DeviceNumber:
@@ -343,7 +343,7 @@ class EventArgs:
         """Restore the values of the training batch after a block in which other batches run.
 
         Args:
-            phase: What hooks see as `phase` inside the block.
+            phase: The `phase` that hooks see inside the block.
         """
         values = {name: getattr(self, name) for name in _OF_BATCH}
         outer, self._train_batch = self._train_batch, self._train_batch or values

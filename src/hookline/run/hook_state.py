@@ -21,7 +21,7 @@ _PROBLEMS = {  # what events.jsonl says about a state, by what `Registry.load_st
 
 
 def hooks_state(run: Run) -> dict[str, Any]:
-    """Return the sections of a checkpoint that are about hooks; note which hooks have no state in it.
+    """Return the hooks' sections of a checkpoint; note which hooks have no state in it.
 
     The states are encoded already: one that cannot be read or saved is left out, unless its hook's policy ends the run.
     """

@@ -1,6 +1,6 @@
-"""`HookManager`: the registry of hooks that users make. It fires events for a loop of their own, and watches models.
+"""`HookManager`: the registry of hooks that users make. It fires events for a user's own loop, and watches models.
 
-`HookRegistry` is another name of it. `HookRunner` differs in the order of values that are passed by position.
+`HookRegistry` is another name for it. `HookRunner` differs in the order of positional values.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class HookManager(ModelRegistry, Events):
     """Registers hooks, orders them, attaches forward hooks to a model, and fires events.
 
     It has the same events as a hook: ``manager.on_epoch_end(epoch, state)`` calls every hook that listens to the event.
-    Without hooks that costs a branch. A trainer fires its events itself; a loop of your own fires them here, and
-    `run` is what hooks then get as `trainer`.
+    Without hooks, this costs a branch. A trainer fires its events itself; your own loop fires them here, and hooks then
+    get `run` as `trainer`.
 
     >>> manager = HookManager(max_captured_states=100, memory_limit_mb=512)
     >>> manager.register_capture_hook(model.encoder.layers[4], "encoder_layer_4", layer_idx=4)
@@ -72,7 +72,7 @@ class HookManager(ModelRegistry, Events):
             hooks: A list of hooks, as `register` takes them; a config, as `load` takes it; or a model to `watch`.
             max_captured_states: How many states each capture hook keeps; None for no limit.
             memory_limit_mb: How much memory the states of all capture hooks may use; None for no limit.
-            cleanup_interval: After how many module calls states that are too old are dropped.
+            cleanup_interval: The number of module calls after which states that are too old are dropped.
             max_age_seconds: How long states are kept; None for no limit.
             enable_intervention: Whether hooks with `intervene = True` are accepted.
             allow: Prefixes under which a config from a file may name dotted paths.
@@ -104,9 +104,9 @@ class HookManager(ModelRegistry, Events):
 
     @property
     def run(self) -> Run:
-        """The run that the hooks live in: a trainer, or else a run of this manager's own, which its events drive.
+        """The run that the hooks live in: a trainer, or this manager's own run, which its events drive.
 
-        In a loop of your own, ``manager.run.stop_reason`` says whether a hook has asked to stop; its record is in
+        In your own loop, ``manager.run.stop_reason`` says whether a hook has asked to stop; its record is in
         memory, unless you assign another one to ``manager.run.record``.
         """
         if self._run is None:
@@ -123,8 +123,8 @@ class HookManager(ModelRegistry, Events):
 
         Args:
             model: The model.
-            run: Where hooks read `step`, and `epoch`, `phase`, `trainer` and `model` if it has them. By default they
-                are what the events say that your loop fires on this manager.
+            run: Where hooks read `step`, and `epoch`, `phase`, `trainer` and `model` if it has them. By default, they
+                come from the events that your loop fires on this manager.
 
         Returns:
             The dispatcher of the forward hooks.
@@ -150,9 +150,9 @@ class HookManager(ModelRegistry, Events):
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def on_update(self, *args: Any, **values: Any) -> Any:
-        """Run the update hooks over gradients by parameter name, and return those that the optimizer is to use.
+        """Run the update hooks over gradients by parameter name, and return the gradients for the optimizer.
 
-        Hooks that write in place write into the tensors that are passed. With `model`, the model's parameters get the
+        Hooks that write in place write into the passed tensors. With `model`, the model's parameters get the
         new gradients, too.
 
         >>> grads = runner.on_update({name: param.grad for name, param in model.named_parameters()}, model=model)
@@ -233,7 +233,7 @@ HookRegistry = HookManager
 
 
 class HookRunner(HookManager):
-    """A `HookManager` whose events take their values by position in the order of a plain loop."""
+    """A `HookManager` whose events take positional values in the order of a plain loop."""
 
     _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "on_train_begin": ("config",),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 UNKNOWN: Final = object()
-"""Stands for an output or a target that nothing tells."""
+"""Stands for an output or a target that is unknown."""
 OUTPUT_AND_TARGET = {"model_output", "target"}
 """Event arguments for which the model's output is kept."""
 
@@ -29,17 +29,17 @@ class OutputReader:
         return model.register_forward_hook(store_output)  # type: ignore[no-any-return]
 
     def take(self, result: Any) -> Any:
-        """Return what the step returned as 'output', else the model's output, or `UNKNOWN`; it is not kept.
+        """Return the first that exists: the step's 'output', the model's output, or `UNKNOWN`; it is not kept.
 
         Args:
-            result: What the step returned.
+            result: The result of the step.
         """
         output, self._output = self._output, UNKNOWN
         return result.get("output", output) if isinstance(result, Mapping) else output
 
 
 def find_target(result: Any, batch: Any) -> Any:
-    """Return the step's 'target', else the second item of a tuple batch or the 'labels' of a dict, else `UNKNOWN`."""
+    """Return the step's 'target', otherwise a tuple batch's second item or a dict's 'labels', or `UNKNOWN`."""
     if isinstance(result, Mapping) and "target" in result:
         return result["target"]
     if isinstance(batch, (tuple, list)):

@@ -1,4 +1,4 @@
-"""`OwnLoop`: the run of a loop of the user's own, which fires its events by hand on a `HookManager`.
+"""`OwnLoop`: the run of a user's own loop, which fires its events by hand on a `HookManager`.
 
 A value that an event carries is taken as it is: step, batch_idx, epoch, tokens_seen and the loader. What no event says
 is counted: a micro-batch begins with the first inner event or forward pass after the last one ended, by
@@ -33,7 +33,7 @@ PHASES = {
 }
 """The phases that begin with events; an inner event is one of training."""
 NUMBERS = ("step", "epoch", "batch_idx")
-"""What is the same at all events of a micro-batch that carry it."""
+"""Values that are the same at all events of a micro-batch that carry them."""
 ALWAYS_KNOWN = {
     "trainer", "step", "epoch", "batch_idx", "dataloader_idx", "dataloader_name", "tokens_seen", "phase", "resumed",
     "state", "request_stop", "set_clipped_norm", "skip_reason", "note_metric",

@@ -52,7 +52,7 @@ class Progress:
 
     @property
     def epochs(self) -> int:
-        """Epochs begun."""
+        """The number of epochs that have begun."""
         return self.epoch + 1
 
     @property

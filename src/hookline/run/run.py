@@ -106,8 +106,8 @@ class Run(Steps):
         """Let go of the hooks, because another run has got them."""
         self.connection.close()
         if self.running:
-            words = "a run in progress has lost its hooks: another one was made with them; %s"
-            logger.warning(words, "give each run a HookManager of its own")
+            words = "a run in progress has lost its hooks, because another run was created with them; %s"
+            logger.warning(words, "give each run its own HookManager")
 
     def make_agreement(self) -> Agreement:
         """Return what decides for all ranks of the run."""
@@ -180,8 +180,8 @@ class Run(Steps):
         if self.running:
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
         if self.hooks.run is not self:
-            problem = "the hooks of this run belong to another one now, which was made with them later"
-            raise TrainingError(f"{problem}; give each run a HookManager of its own, or make this one again")
+            problem = "the hooks of this run now belong to another run, which was created with them later"
+            raise TrainingError(f"{problem}; give each run its own HookManager, or make this one again")
 
     def _call_hooks(self, method: str, *values: Any, ends_run: bool = True) -> None:
         """Call a method of the hooks of this rank that is not an event, in the order of registration.
@@ -220,11 +220,11 @@ class Run(Steps):
         """Fire on_exception if the run failed, then on_train_end; close hooks and record, print a line.
 
         Args:
-            error: What ended the run, if it failed.
+            error: The error that ended the run, if it failed.
             signal: The name of the signal that ended it, if one did.
 
         Raises:
-            BaseException: What a hook raised at the end of a run that had not failed, if its policy says so.
+            BaseException: A hook's exception at the end of a run that had not failed, if its policy says so.
         """
         self.run_status.end_forked_process(error)
         with self.until_end:
@@ -245,8 +245,8 @@ class Run(Steps):
             rank = next((stop.rank for stop in self.run_status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
         outcome, reason = self.decide_outcome(error, signal)
-        # A run that was killed after its last step has none left to make. One that had ended, which only rank 0 knows,
-        # stays as it is.
+        # A run that was killed after its last step has no step left. A run that had ended, which only rank 0 knows,
+        # stays unchanged.
         if outcome.is_clean and self.record.is_tentative and not self.ranks.first(lambda: self.record.had_ended):
             self.record.commit()
         with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
@@ -273,7 +273,7 @@ class Run(Steps):
     def _find_non_finite(self, outcome: Outcome) -> None:
         """Count the last losses that are not finite, and find such weights; waits for the device and for all ranks."""
         bad_losses = 0
-        with suppress(Exception):  # the device may be gone on this rank, which must take part in what follows
+        with suppress(Exception):  # the device may be gone on this rank, which must still take part in the next steps
             bad_losses = self.stats.take_non_finite()
         self._find_bad_weights(outcome)
         self.record_non_finite_losses(bad_losses)
@@ -407,7 +407,7 @@ class Run(Steps):
             dispatch(GivenArgs(self.event_args, SimpleNamespace(**given)))
 
     def follow(self, other: Any) -> None:
-        """Let forward hooks read an object of the user's: its step, and what else it has."""
+        """Let forward hooks read the user's object: its step and its other attributes."""
         self.hooks.dispatcher.run = GivenArgs(self.event_args, other)
 
     def knows(self, name: str) -> bool:
@@ -417,7 +417,7 @@ class Run(Steps):
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 
     stops_itself = True
-    """Whether the loop asks the run whether to stop; else StopTraining of a hook reaches the caller of the event."""
+    """Whether the loop asks the run whether to stop; if not, a hook's StopTraining reaches the caller of the event."""
     writes_report = True
     """Whether a run with a directory gets a report.html."""
 
@@ -500,5 +500,5 @@ class Run(Steps):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what went wrong and, if it was one, in which hook."""
+    """Describe the error and, if it came from a hook, name the hook."""
     return "; ".join([error_text(error), *hook_notes(error)])

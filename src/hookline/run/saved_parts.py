@@ -43,7 +43,7 @@ def check_kind(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
     """Reject the state of another kind of optimizer, which torch would load and which would fail in its first step.
 
     Raises:
-        CheckpointError: With options that only one of them has.
+        CheckpointError: If only one of them has some options; the message lists them.
     """
     # A newer torch may have added options to an optimizer, so a difference on one side alone says nothing.
     present = {key for group in optimizer.param_groups for key in group}
@@ -82,4 +82,4 @@ def check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
     )
     if then != now:
         what = f"the groups of {type(optimizer).__name__} had {then} parameters, and have {now}"
-        raise CheckpointError(f"{what}; pass it the parameters in the same groups as then")
+        raise CheckpointError(f"{what}; pass it the parameters in the same groups as before")

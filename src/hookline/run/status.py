@@ -50,7 +50,7 @@ class RunStatus:
         """End this process if it is a copy that a hook has forked: two processes must not write into one run.
 
         Args:
-            error: What ends the run in this process; the status of a SystemExit stays.
+            error: The error that ends the run in this process; the status of a SystemExit stays.
         """
         if self.pid == os.getpid():
             return
@@ -92,7 +92,7 @@ class RunStatus:
         return next((stop for stop in self.stops if stop.by != SIGNAL), None)
 
     def first_time(self, what: str) -> bool:
-        """Return True the first time something is to be reported."""
+        """Return True the first time a thing must be reported."""
         is_first = what not in self._reported
         self._reported.add(what)
         return is_first

@@ -49,7 +49,7 @@ class Steps(RunControl):
 
     def reset_steps(self) -> None:
         """Begin with no step in progress: a run begins, or steps outside of a run."""
-        if self.progress.position is None:  # else the run continues inside an epoch
+        if self.progress.position is None:  # otherwise the run continues inside an epoch
             self.stats = EpochStats([f"train/{name}" for name in self.optional_metrics])
         self.step_log = StepLog(self)
         self.accumulation = self.make_window()  # the micro-batches of the current step
@@ -97,7 +97,7 @@ class Steps(RunControl):
     def window_is_complete(self) -> bool:
         """Return whether the optimizers step after this micro-batch, and note it for `end_batch` and `at_boundary`.
 
-        If nothing else can tell, this reads the next micro-batch. A host must call this, or no step ends.
+        If there is no other way to tell, this reads the next micro-batch. A host must call this, or no step ends.
         """
         window = self.accumulation
         window.is_complete = window.count >= window.size or not self.has_more_batches()
@@ -146,7 +146,7 @@ class Steps(RunControl):
             self.after_optimizer_step(optimizer)
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Fire on_before_optimizer_step; return whether the optimizer steps, else fire on_step_skipped."""
+        """Fire on_before_optimizer_step and return whether the optimizer steps; if not, fire on_step_skipped."""
         args = self.event_args
         args.optimizer_idx = self.optimizers.index(optimizer)
         if handler := self.hooks.slots.on_before_optimizer_step:
@@ -286,7 +286,7 @@ class Steps(RunControl):
 
     @contextmanager
     def validation(self) -> Iterator[dict[str, Any]]:
-        """Fire the events around a validation, which the block makes in eval mode without grad; record its metrics.
+        """Fire the events around a validation, whose block runs in eval mode without grad; record its metrics.
 
         >>> with run.validation() as metrics:
         ...     metrics["val/loss"] = mean_loss(model, val_data)
@@ -321,7 +321,7 @@ class Steps(RunControl):
             index: Its place among those of its loader.
             loader_index: The place of its loader among the loaders.
             loader: The name of its loader.
-            slots: What is fired instead of the run's own events.
+            slots: The events to fire instead of the run's own.
         """
         batch = self.engine.place(batch)
         args = self.event_args
@@ -344,9 +344,9 @@ class Steps(RunControl):
         Args:
             loss: The loss of the batch.
             metrics: Other numbers of the batch.
-            output: What the model returned, if hooks may read it.
-            target: What it is compared with, if hooks may read it.
-            slots: What is fired instead of the run's own events.
+            output: The model's output, if hooks may read it.
+            target: Its target, if hooks may read it.
+            slots: The events to fire instead of the run's own.
         """
         args = self.event_args
         args.set_loss(loss)
@@ -381,7 +381,7 @@ class Steps(RunControl):
     """The share of the run's time above which a hook is reported as costly; None reports none."""
 
     optional_metrics: frozenset[str] = frozenset()
-    """Metrics beside the loss of which a micro-batch may have no value, which is NaN then."""
+    """Metrics beside the loss for which a micro-batch may have no value; it is then NaN."""
 
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""

@@ -67,10 +67,10 @@ class RunView:
         return not event.needs or bool(getattr(self, event.needs))
 
     def check_needs(self, entry: Entry) -> None:
-        """Refuse a hook that needs more than this host can do, or that listens only to events that it never fires.
+        """Reject a hook that needs more than this host can do, or that listens only to events that it never fires.
 
         Raises:
-            RegistrationError: It says what the hook needs, and which events it would wait for.
+            RegistrationError: The message says what the hook needs, and which events it would wait for.
         """
         lacking, waits = [name for name in entry.needs if not getattr(self, name)], ""
         never = [event for event in entry.listeners if not self.fires(CATALOG[event])]
@@ -85,11 +85,11 @@ class RunView:
 
     @property
     def title(self) -> str:
-        """What messages call this run."""
+        """The name of this run in messages."""
         return type(self).__name__
 
     def remedy(self, lacking: Sequence[str]) -> str:
-        """Say what to do about a hook that needs more than this host can do, given the `CAPABILITIES` that it lacks."""
+        """Return the remedy for a hook that needs more than this host can do, given the `CAPABILITIES` it lacks."""
         return "Leave the hook out, or train with hookline's trainer, which can do all that hooks may need"
 
     # ---- its parts ---------------------------------------------------------------------------------------------------
@@ -155,17 +155,17 @@ class RunView:
 
     @property
     def total_steps(self) -> int | None:
-        """The number of optimizer steps the run will make, if it can be known."""
+        """The number of optimizer steps in the run, if known."""
         return None
 
     @property
     def total_epochs(self) -> int | None:
-        """The number of epochs after which the run ends, if it does so by epochs."""
+        """The number of epochs after which the run ends, if epochs limit it."""
         return None
 
     @property
     def epoch_batches(self) -> int | None:
-        """The number of micro-batches of an epoch, if it can be known."""
+        """The number of micro-batches of an epoch, if known."""
         return None
 
     @property
@@ -175,7 +175,7 @@ class RunView:
 
     @property
     def run_ended(self) -> bool:
-        """Whether a run has ended and nothing has begun since."""
+        """Whether a run has ended and no other has begun since."""
         return self.run_status.run_ended
 
     @property
@@ -289,7 +289,7 @@ class RunView:
         return frozenset()
 
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
+        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints omit; often none."""
         return {}
 
     def describe(self) -> Mapping[str, Any]:
@@ -321,7 +321,7 @@ class RunView:
         return self.event_args.micro_batches
 
     def step_metrics(self) -> dict[str, Any]:
-        """Return the step's means of what `step_fn` returned beside the loss."""
+        """Return the step's means of the numbers that `step_fn` returned beside the loss."""
         return self.event_args.step_means()
 
     def step_loss(self) -> float:
@@ -337,7 +337,7 @@ class RunView:
 
     @property
     def has_loss(self) -> bool:
-        """Whether the batch that runs or ran last has a loss; a loop of the user's own may report none."""
+        """Whether the batch that runs or ran last has a loss; a user's own loop may report none."""
         return self.event_args.detached_loss is not None
 
     @property
@@ -350,7 +350,7 @@ class RunView:
         return self.stats.means()
 
     def latest_metrics(self, since: int | None = None) -> dict[str, float]:
-        """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
+        """Return the newest value of each training metric, of steps after `since`, or of this epoch."""
         return self.stats.latest(since)
 
     def refresh_state(self) -> dict[str, Any]:
@@ -378,7 +378,7 @@ class RunView:
 
     @property
     def loss_share(self) -> float:
-        """The factor by which the gradients of this rank's loss count in those of the mean loss of all ranks.
+        """The weight of this rank's gradients in the gradients of all ranks' mean loss.
 
         A rank's loss is the mean over its own batch, unless it is multiplied by its weight before the backward pass.
         """

@@ -26,7 +26,7 @@ class MicroBatch(NamedTuple):
     metrics: dict[str, Any]
     """Numbers that `step_fn` returned beside the loss."""
     share: float = 1.0
-    """What it counts in means over an epoch; on several ranks its part in the global micro-batch."""
+    """Its weight in means over an epoch; on several ranks, its share of the global micro-batch."""
 
 
 class Window:
@@ -40,7 +40,7 @@ class Window:
     size = 1
     """Micro-batches of a full window."""
     weight = 1.0
-    """What the current micro-batch counts in the step's mean; without weight it has no part in it."""
+    """The weight of the current micro-batch in the step's mean; zero leaves it out."""
     has_weight = True
     """Whether something in the window has a weight, on any rank."""
     is_weighted = False
@@ -67,7 +67,7 @@ class Window:
         self._engine.backward(loss)
 
     def add_to_means(self, stats: EpochStats, name: str, value: Tensor | float) -> None:
-        """Add a number of the current micro-batch to a mean of the epoch, in which it may have no part."""
+        """Add a number of the current micro-batch to a mean of the epoch; its weight may be zero."""
         if self.weight:
             stats.add(name, value)
 

@@ -177,7 +177,7 @@ def _from_stalls(summary: RunSummary) -> Iterator[Alert]:
 
 @dataclass
 class GradientTrouble:
-    """What a hook said over a run about layers with one verdict, such as vanishing gradients."""
+    """A hook's findings over a run about layers with one verdict, such as vanishing gradients."""
 
     first: int | None
     """The step of the first event."""

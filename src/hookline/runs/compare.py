@@ -294,7 +294,7 @@ def likely_causes(
         first: A run.
         second: Another run.
         divergence: Where they diverge.
-        differences: What differs between the two.
+        differences: The differences between the two.
     """
     if divergence.step is None:
         return []
@@ -364,5 +364,5 @@ def _rank(difference: Difference, changing: set[str]) -> int | None:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as JSON; a quoted string cannot be mistaken for one of the words that stand for no value."""
+    """Return a value as JSON; its quotes distinguish a string from the words that stand for no value."""
     return value if value in (MISSING, THERE) else json.dumps(value, default=str, ensure_ascii=False)

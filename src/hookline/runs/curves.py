@@ -31,7 +31,7 @@ class Point:
 
 
 class Curve:
-    """The course of one number: arrays with one entry per range of `width` steps, and its most important points.
+    """One number over time: arrays with one entry per range of `width` steps, and its most important points.
 
     Values may arrive in any order. While `width` is 1, a later value of a step replaces an earlier one.
     """

@@ -30,7 +30,7 @@ def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | No
 
     Args:
         name: The metric.
-        hooks: The hooks of its run, as run.json describes them. The mode of one that monitors the metric decides.
+        hooks: The hooks of its run, as run.json describes them. If one monitors the metric, its mode decides.
     """
     for hook in hooks:
         parameters = hook.get("parameters", {})

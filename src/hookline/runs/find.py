@@ -33,7 +33,7 @@ class Score:
 
 
 class RunFiles(RunReader):
-    """What the small files of a run say, and the last 64 kB to 4 MB of the others, however long the run was."""
+    """The small files of a run, and the last 64 kB to 4 MB of the others, however long the run was."""
 
     @classmethod
     def read(cls, directory: Path | str) -> RunFiles:

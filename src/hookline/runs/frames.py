@@ -1,4 +1,4 @@
-"""Load a run's record as columns of plain lists, which data frames and files of tables are made from."""
+"""Load a run's record as columns of plain lists, for data frames and table files."""
 
 from __future__ import annotations
 

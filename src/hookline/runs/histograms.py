@@ -1,4 +1,4 @@
-"""Read histograms from the rows of layers.jsonl, with the octave in which the window of each ends; needs no torch."""
+"""Read histograms from the rows of layers.jsonl, each with the octave at its window's end; needs no torch."""
 
 from __future__ import annotations
 

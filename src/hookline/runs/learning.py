@@ -161,7 +161,7 @@ def _noise(values: Values) -> float:
 def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
     """Yield what the curves of a run say against it, at most one alert for each cause."""
     if summary.run.get("optimizers") and summary.files.step and not any(map(_is_measure, summary.curves)):
-        text = f"neither {_TRAIN_LOSS} nor a validation was recorded: nothing tells whether the model learned"
+        text = f"neither {_TRAIN_LOSS} nor a validation was recorded, so it is unknown whether the model learned"
         yield Alert(NO_LOSS, "info", None, text)
     loss = _training_loss(summary)
     checks = [*_validations(summary)]

@@ -38,7 +38,7 @@ def find_files(
     ``RUN/step-00000120`` the one with this name.
 
     Args:
-        given: What a command line or a script names.
+        given: The name on a command line or in a script.
         runs: Where runs are whose directory is not given.
         known: The files of runs that were looked at before, so that they are not read again; more are added.
 

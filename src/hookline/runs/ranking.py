@@ -1,4 +1,4 @@
-"""Tell which of several runs is better: by one metric, with the seeds of one config as a group, and by all others."""
+"""Decide which of several runs is better, by one metric and by all others; the seeds of one config form a group."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def metric_order(name: str) -> tuple[int, str]:
 
 
 def rank_runs(runs: Sequence[RunSummary], names: Sequence[str], divergences: Sequence[Divergence | None]) -> Ranking:
-    """Compare runs by the metric that most of them monitor, else by val/loss, else by train/loss.
+    """Compare runs by the metric that most of them monitor, otherwise by val/loss, or by train/loss if there is none.
 
     Args:
         runs: The runs, read with their numbers.

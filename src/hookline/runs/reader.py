@@ -128,7 +128,7 @@ class RunReader:
 
     @cached_property
     def config(self) -> Any:
-        """What config.yaml contains. Raises `RecordError` if it cannot be read."""
+        """The contents of config.yaml. Raises `RecordError` if it cannot be read."""
         return read_config(self.config_bytes, self.path / CONFIG_FILE)
 
     @cached_property
@@ -169,7 +169,7 @@ class RunReader:
                     yield row["step"], header, values
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events of all ranks in the order of their times; those of one rank other than 0 have its `rank`.
+        """Return the events of all ranks in the order of their times; events of ranks other than 0 have a `rank`.
 
         Raises:
             RecordError: If a file cannot be read.

@@ -15,9 +15,9 @@ _NOT_NUMBERS = {"input_bound"}  # alerts about curves of the clock
 
 
 def tell_stories(alerts: Sequence[Alert]) -> list[Alert]:
-    """Join the alerts with one cause: of ruined numbers, and of the failures of one hook.
+    """Join the alerts that share a cause: ruined numbers, or the failures of one hook.
 
-    From the step on at which a run has a NaN or infinity, diverges or loses what it learned, what its numbers show is
+    Once a run has a NaN or infinity, diverges or loses what it learned, everything its numbers show is
     one story.
     """
     ruined = [alert for alert in alerts if alert.kind in _RUINED and alert.severity == "error"]

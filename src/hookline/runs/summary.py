@@ -202,7 +202,7 @@ class RunSummary:
     def add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         """Add a step of layers.jsonl."""
         for row in self._histogram_reader.read(step, header, values):
-            if row.tops is not None:  # otherwise nobody knows what the bins count
+            if row.tops is not None:  # otherwise it is unknown what the bins count
                 series = row.series if row.column in ("count", "counts") else f"{row.series}: {row.column}"
                 octaves = SeriesHeader(series, row.names, _HISTOGRAM_COLUMNS)
                 counts = _in_octaves(row.counts, row.tops)

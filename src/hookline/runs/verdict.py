@@ -1,4 +1,4 @@
-"""What deserves attention in a run, and the verdict on it: healthy, not judged, look at this, or broken."""
+"""The alerts of a run, and the verdict on it: healthy, not judged, look at this, or broken."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def judge(alerts: Sequence[Alert]) -> Verdict:
 
 
 def badness(alert: Alert) -> tuple[int, bool, bool, int]:
-    """Return what sorts alerts: the worst first, of notices the one that decides, and then by step."""
+    """Return the sort key of alerts: the worst first, among notices the one that decides, and then by step."""
     return SEVERITIES.index(alert.severity), alert.kind != NO_LOSS, alert.step is None, alert.step or 0

@@ -96,7 +96,7 @@ class SentRows(NamedTuple):
             epoch: The epoch of the step.
             with_histograms: Whether rows carry a histogram behind their statistics.
             is_copy: Returns whether a key's tensor on this rank is a copy of one that counts on another rank.
-            scale: What the values of the merged rows are multiplied by.
+            scale: The factor of the merged rows' values.
             use: Called with the merged rows, on all ranks; returns metrics to record at their step.
         """
         width = (_PEAKS + 1, _SUMS + 1 + BINS) if with_histograms else (_PEAKS, _SUMS + 1)
@@ -225,7 +225,7 @@ class StepCollector:
         elif key in self._overwritten:
             self._read()
         elif self._bytes > self.limit_bytes:
-            # What the backward pass keeps stays alive while the model runs, so it need not be checked again.
+            # Tensors that the backward pass keeps stay alive while the model runs, so they need not be checked again.
             self._unshared = list(filter(is_sole_owner, self._unshared))
             self._bytes = sum(unshared.nbytes for unshared in self._unshared)
             # Half of the limit, or the next few tensors would be checked each.

@@ -39,7 +39,7 @@ def make_accumulators(count: int, device: torch.device) -> tuple[Tensor, list[Te
 
 
 def make_flag(device: torch.device) -> Tensor:
-    """Make the flag on the device that says whether accumulators are added to; it starts as 0."""
+    """Create the device flag that says whether to add to the accumulators; it starts as 0."""
     with torch.inference_mode(False):
         return torch.zeros((), dtype=torch.int32, device=device)
 

@@ -30,7 +30,7 @@ class LocalTensors:
 
     Args:
         tensors: Any tensors.
-        names: What an error calls each tensor.
+        names: The name of each tensor in errors.
 
     Raises:
         HooklineError: If a DTensor is a partial sum.
@@ -124,7 +124,7 @@ def _local(tensor: Any, name: object) -> Tensor:
 class MeshTensors:
     """The DTensors of one device mesh: their indices among all tensors, and which of them count on this rank.
 
-    Of the copies that several ranks hold of one shard, the first one counts.
+    If several ranks hold copies of one shard, the first of them counts.
     """
 
     def __init__(self, mesh: Any) -> None:

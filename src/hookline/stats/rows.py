@@ -35,7 +35,7 @@ def row_dtype(device: torch.device) -> torch.dtype:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in: float32 if it holds every value of `dtype` exactly, else float64."""
+    """Return the dtype to compute in: float32 if it holds every value of `dtype` exactly, otherwise float64."""
     exact_in_float32 = dtype.itemsize < 4 or dtype is torch.float32
     return torch.float32 if exact_in_float32 else torch.float64
 
@@ -52,7 +52,7 @@ def summarize(
 
     Args:
         tensors: Dense real tensors on one device.
-        names: What an error calls each tensor; "tensor 3" and so on by default.
+        names: The name of each tensor in errors; "tensor 3" and so on by default.
         meta: `tensor_meta(tensors)` if the caller has it already.
 
     Returns:
@@ -84,13 +84,13 @@ def summarize(
 
 
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta: TensorMeta | None = None) -> Tensor:
-    """Compute the L2 norm of each tensor and nothing else; nothing waits for the device.
+    """Compute only the L2 norm of each tensor, without waiting for the device.
 
     On CUDA a launch that gives all statistics costs no more; on the CPU norms take about half the time.
 
     Args:
         tensors: Tensors as `summarize` takes them.
-        names: What an error calls each tensor.
+        names: The name of each tensor in errors.
         meta: `tensor_meta(tensors)` if the caller has it already.
 
     Returns:
@@ -145,8 +145,8 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
-# A row is split into numbers that add up and numbers of which the largest counts. So parts can be merged where they
-# are, or over ranks, by one sum and one maximum for any number of tensors.
+# A row is split into numbers that add up and numbers of which the largest counts. So parts can be merged in place, or
+# over ranks, by one sum and one maximum for any number of tensors.
 
 
 def merge(rows: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def merge(rows: Tensor) -> Tensor:
 
 
 def split_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows into what adds up over the parts of a whole, and that of which the largest counts.
+    """Split rows into the numbers that add up over the parts of a whole, and those whose maximum counts.
 
     The spread is stored as that within the part and that of its mean, or a mean far from zero would cost digits.
     """

@@ -1,4 +1,4 @@
-"""Test your own hooks: drive them through short runs, record what happens, and assert what a good hook keeps to.
+"""Test your own hooks: drive them through short runs, record what happens, and check that they behave well.
 
 `hookline help testing-hooks` shows how. The same things are pytest fixtures wherever Hookline is installed.
 """

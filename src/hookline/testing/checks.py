@@ -58,13 +58,13 @@ def assert_harmless(
     """Fail unless training is bit for bit the same with a hook as without it; a hook that raises fails, too.
 
     Args:
-        hook: The hook, as `Trainer.add_hook` takes it.
-        make_trainer: Makes a new trainer that trains alike every time.
+        hook: The hook, in any form that `Trainer.add_hook` accepts.
+        make_trainer: Creates a new trainer that trains the same way every time.
         steps: The number of optimizer steps to compare.
-        **options: As `add_hook` takes them, such as `every`.
+        **options: Options of `add_hook`, such as `every`.
 
     Raises:
-        AssertionError: If the hook changes training; the message says from which step on, through what, and what to do.
+        AssertionError: If the hook changes training; the message says from which step, through what, and how to fix it.
 
     >>> assert_harmless(MyHook())
     """
@@ -88,7 +88,7 @@ Facts = dict[str, tuple[int, Any, str]]
 
 
 def assert_resumable(hook: Any, *, ignore: Iterable[str] = (), **options: Any) -> None:
-    """Fail unless a run that is killed and resumed, at any event, ends as one without interruption.
+    """Fail unless a run that is killed and resumed, at any event, ends like an uninterrupted one.
 
     Metrics, statistics, tables, events, the final weights and the hook's public attributes are compared. Values that
     differ between any two runs, such as times, are ignored.
@@ -96,7 +96,7 @@ def assert_resumable(hook: Any, *, ignore: Iterable[str] = (), **options: Any) -
     Args:
         hook: The hook, a class, a registered name, or a function that makes a hook; a hook is copied.
         ignore: Names of metrics, events and attributes that may differ.
-        **options: As `add_hook` takes them, such as `every`, or the parameters of a class.
+        **options: Options of `add_hook`, such as `every`, or the parameters of a class.
 
     Raises:
         AssertionError: If something differs; the message says what, where the run was killed, and what was not saved.
@@ -160,7 +160,7 @@ def _not_saved(killed: SyntheticTrainer, unused: Any, options: dict[str, Any]) -
     before, now = (dict(getattr(hook, "__dict__", {})) for hook in hooks)
     changed = [name for name in now if name not in before or digest(now[name]) != digest(before[name])]
     lost = [name for name in changed if not isinstance(state, Mapping) or name.lstrip("_") not in map(str, state)]
-    return f"It has changed and not saved: {', '.join(lost)}. " if lost else ""
+    return f"It changed without saving: {', '.join(lost)}. " if lost else ""
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
@@ -169,19 +169,19 @@ def _not_saved(killed: SyntheticTrainer, unused: Any, options: dict[str, Any]) -
 def assert_within_budget(
     hook: Any, *, microseconds_per_step: float | None = None, calls_per_step: float | None = None, **options: Any
 ) -> None:
-    """Fail if a hook costs more in a step than its budget, the arguments that it names included.
+    """Fail if a hook costs more per step than its budget, including the arguments that it names.
 
     The first step, validations, and the start and the end of a run do not count.
 
-    Load on the machine does not matter: of several runs each step counts with its fastest time, and the first runs that
-    are within the budget are enough. Calls are counted exactly.
+    Load on the machine does not matter: of several runs, each step counts with its fastest time, and the test passes as
+    soon as these are within the budget. Calls are counted exactly.
 
     Args:
         hook: The hook, a class, a registered name, or a function that makes a hook; a hook is copied.
         microseconds_per_step: The budget in host time, on average over nine steps.
         calls_per_step: The budget in calls of functions, Python's and C's, that a step makes with the hook and not
-            without it. The count depends on versions, and on nothing else of the machine.
-        **options: As `add_hook` takes them, such as `every`, or the parameters of a class.
+            without it. The count depends on library versions, but not on the machine.
+        **options: Options of `add_hook`, such as `every`, or the parameters of a class.
 
     Raises:
         AssertionError: If the hook is above a budget; the message has its costs by event.

@@ -1,4 +1,4 @@
-"""`lifecycles`: short runs, each with something that happens to hooks in real ones, to drive a hook through them."""
+"""`lifecycles`: short runs, each with one thing that happens in real runs, to drive a hook through them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FORGOTTEN = "a hook that resumes has only what it `saves`, so list there what it
 
 
 class Interruption(Exception):
-    """Raised in a lifecycle by something else than the hook under test."""
+    """Raised in a lifecycle by something other than the hook under test."""
 
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """A run of two epochs of five batches, with validations and checkpoints, and with something that happens in it."""
+    """A run of two epochs of five batches, with validations and checkpoints, in which something happens."""
 
     name: str
     accumulate: int = 1
@@ -60,10 +60,10 @@ class Lifecycle:
         """Drive a hook through this lifecycle.
 
         Args:
-            hook: The hook, a class, a registered name, or a function that makes a hook. Where several are needed, the
-                others are copies: the hook itself is on rank 0, and in the run that resumes.
+            hook: The hook, a class, a registered name, or a function that makes a hook. If several are needed, the
+                others are copies: the hook itself runs on rank 0, and in the resumed run.
             output_dir: The run's directory; without it, everything stays in memory.
-            **options: As `add_hook` takes them, such as `every`, or the parameters of a class.
+            **options: Options of `add_hook`, such as `every`, or the parameters of a class.
 
         Returns:
             The run, as hooks see it: `run.hook` is the hook, and `run.record.metrics` has what was logged. After a
@@ -145,7 +145,7 @@ def interrupt(run: SyntheticTrainer, event: str, kind: type[BaseException]) -> N
 
 
 def maker_of(hook: Any) -> Callable[[], Any]:
-    """Return a function that makes a hook that was not used before, or what can be registered as one."""
+    """Return a function that creates a fresh hook, or an object that can be registered as one."""
     if isinstance(hook, (type, str)):
         return lambda: hook
     if inspect.isfunction(hook) and not inspect.signature(hook).parameters:

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, without sockets: one runs until it needs a number of another one."""
+"""Ranks that are threads of one process, without sockets: each runs until it needs another one's number."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def check_accelerator(accelerator: Any) -> None:
         )
     if steps != 1:
         raise TrainingError(
-            f"the Accelerator has gradient_accumulation_steps={steps}, but the trainer accumulates itself: make the "
-            f"Accelerator without it, and pass accumulate={steps} to the trainer"
+            f"the Accelerator has gradient_accumulation_steps={steps}, but the trainer accumulates itself: create "
+            f"the Accelerator without it, and pass accumulate={steps} to the trainer"
         )
     if config is not None and (config.cp_enabled or getattr(config, "sp_enabled", False)):
         raise TrainingError(

@@ -109,7 +109,7 @@ class RankAgreement(Agreement):
 
         Args:
             name: The attribute.
-            value: What was assigned, as an error names it.
+            value: The assigned value, as an error names it.
             by: The hook that did so; None if it was none.
         """
         hook = "" if by is None else f" by hook {by!r}"
@@ -136,7 +136,7 @@ class RankAgreement(Agreement):
         return False
 
     def request_end(self, signal: str) -> None:
-        """Save and end the run. A signal handler calls this, so it does nothing else."""
+        """Ask to save and end the run. A signal handler calls this, so it only notes the request."""
         self._requests["signals"].append(signal)
 
     def _is_agreed(self, hook: str | None) -> bool:
@@ -193,7 +193,7 @@ class RankAgreement(Agreement):
             self._decide_skip()
 
     def before_optimizer(self) -> None:
-        """Decide the same once more after the update chain, if a hook may ask for it there."""
+        """Decide again after the update chain, if a hook may ask for it there."""
         self.times.end_backward()
         if self._skips_late:
             self._decide_skip()
@@ -307,7 +307,7 @@ class RankAgreement(Agreement):
     # ---- skipped steps -----------------------------------------------------------------------------------------------
 
     def request_skip(self, reason: str) -> None:
-        """Skip the step: at once if all ranks do so, else once they have decided together.
+        """Skip the step: at once if all ranks do so, otherwise once they have decided together.
 
         Raises:
             RankError: If the calling hook would skip the step on this rank alone.
@@ -321,8 +321,8 @@ class RankAgreement(Agreement):
         rank = self._ranks.rank
         if not hook_attribute(self._trainer.hooks.get(by), "may_skip"):
             raise RankError(
-                f"hook {by!r} skips a step on rank {rank}, which the other ranks do not know of: set may_skip = True "
-                "on its class, so that all ranks decide together"
+                f"hook {by!r} skips a step on rank {rank}, but the other ranks do not know about it: set may_skip = "
+                "True on its class, so that all ranks decide together"
             )
         if not (self._skips_early or self._skips_late):
             words = f"hook {by!r} was just added on rank {rank}, and can skip once the ranks have agreed on that"

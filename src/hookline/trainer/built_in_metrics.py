@@ -28,7 +28,7 @@ class SumMetric(ABC):
     is_mean = False
     """Whether it is a mean over samples, so that its value for one training batch means something."""
     may_be_missing = False
-    """Whether a batch may have no value of it, because all its targets may be ignored; the value is NaN then."""
+    """Whether a batch may have no value, because all its targets may be ignored; the value is then NaN."""
     name: str
     """What a config calls it."""
     label: str | None = None
@@ -65,7 +65,7 @@ class _OfClasses(SumMetric):
     Args:
         ignore_index: Targets that do not count.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
+            labels are their inputs, such as those of Hugging Face.
         threshold: Decision threshold for models with one output: 0 for logits, 0.5 for probabilities.
     """
 
@@ -82,7 +82,7 @@ class Accuracy(_OfClasses):
         k: How many of the highest outputs count; above 1 it is recorded as ``top<k>_accuracy``.
         ignore_index: Targets that do not count.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
+            labels are their inputs, such as those of Hugging Face.
         threshold: Decision threshold for models with one output: 0 for logits, 0.5 for probabilities.
     """
 

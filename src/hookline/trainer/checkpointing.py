@@ -53,7 +53,7 @@ class CheckpointedRun(SavingRun, EpochRun):
     val_loaders: dict[str, Any]
     schedulers: list[Any]
     optimizer_settings: list[list[dict[str, Any]]]
-    """What the groups of the optimizers were made with, by optimizer; a resumed run keeps what it is made with."""
+    """The options with which the optimizers' groups were created, by optimizer; a resumed run keeps its own."""
 
     can_save = True
     _needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
@@ -157,7 +157,7 @@ class CheckpointedRun(SavingRun, EpochRun):
             self._frozen = frozen_parameters(self.model)
 
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none.
+        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints omit; often none.
 
         They have the values that they came with. A frozen parameter that changed since is saved, such as the target
         network of a momentum encoder.
@@ -321,7 +321,7 @@ class CheckpointedRun(SavingRun, EpochRun):
             raise CheckpointError(str(error)) from error
 
     def find_initial_weights(self) -> None:
-        """Replace a name in `init_from` with the path that it stands for now, which is what the record says."""
+        """Replace a name in `init_from` with the path that it stands for now, which the record then has."""
         options = self.options
         if options.init_from and not self._has_initial_weights:
             try:
@@ -337,7 +337,7 @@ class CheckpointedRun(SavingRun, EpochRun):
         self._has_initial_weights = True
 
     def load_weights(self, path: str | Path | SavedCheckpoint) -> None:
-        """Load the weights of a checkpoint, and nothing else, instead of those that `init_from` names."""
+        """Load only the weights of a checkpoint, instead of those that `init_from` names."""
         if self.options.trainable_only:
             self.load_initial_weights()
         load_weights(self.model, path)

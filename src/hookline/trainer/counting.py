@@ -13,7 +13,7 @@ from hookline._predictions import IGNORE_INDEX
 
 
 def count_tokens(batch: Any) -> int:
-    """Return the elements of `input_ids`, or of a batch that is an integer tensor, padding included; else 0.
+    """Return the elements of `input_ids`, or of a batch that is an integer tensor, padding included; otherwise 0.
 
     This is what `tokens_seen` counts by default: it reads a shape, so that no run waits for a device because of it.
     """
@@ -27,14 +27,14 @@ def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str],
     """Return how many positions of a batch a mean loss is the mean of, as far as the batch shows it.
 
     These are the labels that are not ignored: the 'labels' of a dict, or an integer second item of a tuple. Without
-    labels, the ones in `attention_mask` count, or else the tokens. This waits for the device if the batch is on one.
+    labels, the ones in `attention_mask` count, otherwise the tokens. This waits for the device if the batch is on one.
 
     Models that shift the labels themselves, as Hugging Face's causal models do, have no prediction for the first label.
     Their labels are a copy of the inputs. An encoder-decoder shifts its inputs instead.
 
     Args:
         batch: The batch.
-        loss_fn: The loss function; its `ignore_index` counts if it has one, else -100.
+        loss_fn: The loss function; its `ignore_index` counts if it has one, otherwise -100.
         model: The model.
         warn: Called with a sentence if labels are counted that the loss seems to ignore.
     """

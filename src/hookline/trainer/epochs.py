@@ -32,17 +32,17 @@ class EpochRun(Run):
 
     @property
     def total_epochs(self) -> int | None:
-        """The number of epochs after which the run ends, if it does so by epochs."""
+        """The number of epochs after which the run ends, if epochs limit it."""
         return self.options.epochs
 
     @property
     def epoch_batches(self) -> int | None:
-        """The number of micro-batches of an epoch, if it can be known."""
+        """The number of micro-batches of an epoch, if known."""
         return epoch_length(self.train_loaders)
 
     @property
     def total_steps(self) -> int | None:
-        """The number of optimizer steps the run will make, if it can be known.
+        """The number of optimizer steps in the run, if known.
 
         Steps may have been made by hand, and earlier epochs may have had another length.
         """

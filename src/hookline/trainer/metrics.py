@@ -31,7 +31,7 @@ _TAKEN_IN_TRAINING = ("lr", "grad_norm")
 
 
 class MetricEntry(NamedTuple):
-    """A metric, and in which phases it is measured."""
+    """A metric, and the phases in which it is measured."""
 
     metric: Any
     phases: Collection[str] = ("validation",)
@@ -100,17 +100,17 @@ class TrainingMetrics:
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = dict(metrics)
         self.optional = frozenset(name for name, metric in metrics.items() if getattr(metric, "may_be_missing", False))
-        """Those of which a batch may have no value, which is NaN then and has no part in a mean."""
+        """Metrics for which a batch may have no value; it is then NaN and left out of means."""
         self._guarded: Callable[[Any, Any, Any], dict[str, Any]] | None = None
         self._guards_numpy = False
 
     @torch.no_grad()
     def measure_batch(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
-        """Return the numbers of one batch by name; training's random streams are as before.
+        """Return the numbers of one batch by name; this leaves training's random streams unchanged.
 
         Args:
             batch: The batch.
-            result: What the step returned for it.
+            result: The step's result for it.
             output: The model's output.
         """
         check_measurable(self._metrics, result, output)
@@ -165,7 +165,7 @@ class ValidationMetrics:
         Args:
             loader: The batch's loader.
             batch: The batch.
-            result: What the step returned for it.
+            result: The step's result for it.
             output: The model's output.
 
         Returns:
@@ -197,7 +197,7 @@ class ValidationMetrics:
             averages: The other metrics of the validation, those of functions among them.
 
         Returns:
-            All metrics; the user's come last, in the order in which they were given.
+            All metrics; the user's come last, in the given order.
         """
         built_in: dict[str, SumMetric] = {}
         computed: list[dict[str, float]] = []
@@ -233,11 +233,11 @@ def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
 
     Args:
         names: Their names.
-        result: What the step returned.
+        result: The result of the step.
         output: The model's output.
 
     Raises:
-        TrainingError: If a name is taken by what the step returns beside the loss, or there is no output.
+        TrainingError: If a name is also a number that the step returns beside the loss, or there is no output.
     """
     for name in names:
         if isinstance(result, Mapping) and name in result:

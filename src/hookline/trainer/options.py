@@ -48,7 +48,7 @@ class TrainerOptions:
     max_steps: int | None = option(None, "optimizer steps to train")
     accumulate: int = option(1, "micro-batches per optimizer step")
     loss_weight: Literal["batches", "samples", "tokens"] = option(
-        "batches", "what the micro-batches of a step are weighted by"
+        "batches", "how the micro-batches of a step are weighted"
     )
     max_grad_norm: float | None = option(None, "maximum gradient norm; appends a clip_norm hook to the update chain")
     precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "precision of autocast; fp16 uses a GradScaler")

@@ -29,7 +29,7 @@ SETTINGS = (
     "T_max", "eta_min", "total_steps", "total_iters", "start_factor", "end_factor", "power", "gamma", "step_size",
     "milestones", "T_0", "T_mult",
 )  # fmt: skip
-"""What schedulers of torch are made with, by the names in their state; the rest of a state is where they are."""
+"""The options of torch's schedulers, by the names in their state; the rest of a state is their position."""
 _NO_SETTINGS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 AFTER_END = {
     "T_max": "the learning rate rises again",
@@ -51,7 +51,7 @@ def check_kind_of_scheduler(scheduler: Any, state: State) -> None:
     """Reject the state of another kind of scheduler, which torch would load, and which would follow no schedule.
 
     Raises:
-        CheckpointError: With what only one of them has.
+        CheckpointError: If only one of them has some fields; the message lists them.
     """
     # A scheduler's functions are not saved.
     present, saved = {key for key, value in scheduler.state_dict().items() if not callable(value)}, state.keys()
@@ -210,7 +210,7 @@ def _step(scheduler: Any, change: str) -> None:
     try:
         scheduler.step()
     except ValueError as error:
-        raise CheckpointError(f"{change}: it cannot be where the checkpoint is: {error}") from error
+        raise CheckpointError(f"{change}: it cannot continue at the checkpoint's position: {error}") from error
 
 
 def _values(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: collect the sections from a run, and restore a run from them, on however many ranks."""
+"""The contents of a checkpoint: collect the sections from a run, and restore a run from them on any number of ranks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _stop_terms(run: CheckpointedRun, by: str | None) -> str:
 
 
 def pending_stop(run: CheckpointedRun) -> tuple[str, str | None] | None:
-    """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
+    """Return the reason and hook of the stop during which the resumed run was killed; None if it should train on.
 
     That is if the stop was carried out: this attempt or a later one was closed, with any outcome but "interrupted", so
     that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's `patience`; or if
@@ -162,7 +162,7 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
 
 
 def load_weights(model: torch.nn.Module, source: str | Path | SavedCheckpoint) -> None:
-    """Load the weights of a checkpoint and nothing else."""
+    """Load only the weights of a checkpoint."""
     saved = (source if isinstance(source, SavedCheckpoint) else find_checkpoint(Path(source))[0]).verified()
     if "model" not in saved.names:
         has = ", ".join(saved.names)

@@ -42,7 +42,7 @@ class SignalHandler:
         self.worker_error: Exception | None = None
         """What torch reported about a dead worker, if anything."""
         self.waits_for = "this step is saved" if saves else "this step is done"
-        """What must happen before the run ends, for the sentence that is printed."""
+        """The condition for the end of the run, as the printed sentence names it."""
         self._on_signal, self._console = on_signal, console
         self._pid = os.getpid()
         self._caught_at = 0.0

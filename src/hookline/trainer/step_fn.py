@@ -48,7 +48,7 @@ class ForwardPass:
         """The model as the run calls it."""
         inner = trainer.engine.eval_model(model)
         self.eval_model: Any = self.model
-        """The same in eval mode: without a wrapper that would wait for other ranks."""
+        """The model in eval mode, without a wrapper that would wait for other ranks."""
         if inner is not model:
             self.eval_model = torch.compile(inner) if compiles else inner
         self.make_step()

@@ -69,7 +69,7 @@ class Components:
     count_tokens: Callable[[Any], int] | None = None
     """Returns the number of tokens in a batch, without padding."""
     config: Any = None
-    """What hooks see as `trainer.config`."""
+    """The object that hooks see as `trainer.config`."""
     resolved: Mapping[str, Any] | None = None
     """The run's configuration for the record; without one the trainer describes its components."""
 
@@ -78,7 +78,7 @@ class Trainer(CheckpointedRun):
     """Runs the training loop and holds the hooks. Hooks get it as `trainer`, and may set attributes on it.
 
     The state of a run is in three objects: `progress` (saved counters), `run_status` (how the run ends, and trouble)
-    and `event_args` (the values that hooks name). Its most used values are properties of the trainer.
+    and `event_args` (the values that hooks name). Its most frequently used values are properties of the trainer.
     """
 
     can_validate = knows_validation_batches = can_rerun = True
@@ -126,9 +126,9 @@ class Trainer(CheckpointedRun):
     ) -> Trainer:
         """Make a trainer from the config of a run, with the weights of a checkpoint, to validate and predict.
 
-        Of the run's hooks only those are made that change activations. If the run has averaged its weights (`ema`), the
-        trainer has the average, which validations of the run have measured. Nothing is written, and the random streams
-        of the caller stay as they are. To train on, use `fit(resume=…)`.
+        Only the run's hooks that change activations are created. If the run has averaged its weights (`ema`), the
+        trainer has the average, which the run's validations measured. Nothing is written, and your random streams stay
+        unchanged. To continue training, use `fit(resume=…)`.
 
         >>> metrics = Trainer.load("latest").validate()
 
@@ -136,12 +136,12 @@ class Trainer(CheckpointedRun):
             run: A run or a checkpoint, by its path or name.
             overrides: Changes of single values of the config, each written as ``"a.b=value"``.
             checkpoint: "best", "last", a step, or a checkpoint's name or path; without it the best one, if a hook has
-                ranked them, else the last.
+                ranked them, otherwise the last.
             allow: Prefixes under which the config may name dotted paths.
-            device: Device to run on (default: cuda if available, else cpu).
+            device: Device to run on (default: cuda if available, otherwise cpu).
 
         Raises:
-            HooklineError: If there is no such run or checkpoint, or the run was made in code.
+            HooklineError: If there is no such run or checkpoint, or the run was created in code.
         """
         trainer: Trainer = load_reference(PROVIDED["load_trainer"])(run, overrides, checkpoint, allow, device)[0]
         return trainer
@@ -149,7 +149,7 @@ class Trainer(CheckpointedRun):
     # ---- running ---------------------------------------------------------------------------------------------------
 
     def train(self, **unknown: Never) -> dict[str, Any]:
-        """Train with the loaders that the trainer was made with, and return the final state."""
+        """Train with the trainer's own loaders, and return the final state."""
         _refuse_arguments("train", unknown)
         return self.fit()
 
@@ -163,13 +163,13 @@ class Trainer(CheckpointedRun):
         fork: bool = False,
         **unknown: Never,
     ) -> dict[str, Any]:
-        """Train; arguments replace what the trainer was made with, unless the run fails before its first step.
+        """Train; arguments replace the trainer's own, unless the run fails before its first step.
 
         Args:
-            train_loaders: A loader, a list or a dict of them; `loader_schedule` says how several are mixed.
+            train_loaders: A loader, or a list or dict of loaders; `loader_schedule` says how several are mixed.
             val_loaders: The same for validation.
-            max_epochs: The most epochs.
-            max_steps: The most optimizer steps.
+            max_epochs: The maximum number of epochs.
+            max_steps: The maximum number of optimizer steps.
             resume: A run or a checkpoint, by its path or name. The run continues in its directory. With "auto" the
                 newest unfinished run of this config continues, or a new one begins.
             fork: Whether to resume as a new run, which names the old one in its lineage.
@@ -207,7 +207,7 @@ class Trainer(CheckpointedRun):
             raise
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
-        """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
+        """Return the run as an iterator: each `next` runs one micro-batch of the training loop and returns its loss."""
         self._check_can_begin()
         if not self.train_loaders:
             raise TrainingError(
@@ -258,10 +258,10 @@ class Trainer(CheckpointedRun):
             return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders = None, **unknown: Never) -> list[Any]:
-        """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input.
+        """Return the model's outputs for every batch, in eval mode; the input is the first item of a tuple batch.
 
         Args:
-            loaders: A loader, a list or a dict of them; those of the validation by default.
+            loaders: A loader, or a list or dict of loaders; by default those of the validation.
         """
         _refuse_arguments("predict", unknown)
         chosen = named_loaders(loaders, "predict") or self.val_loaders
@@ -325,7 +325,7 @@ class Trainer(CheckpointedRun):
         self.agreement.note_assignment(name, _name_of(new), by)
 
     def zero_grad(self) -> None:
-        """Clear the gradients, also those of parameters that no optimizer owns."""
+        """Clear the gradients, even of parameters that no optimizer owns."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for param in self.unowned_params:
@@ -362,7 +362,7 @@ class Trainer(CheckpointedRun):
         if (every := self._validates_every("steps")) and step % every == 0:
             self.step_plateau_schedulers(self.validate())
         self.agreement.after_step(step)
-        if not self._is_at_last_batch:  # else the end of the epoch saves, as the start of the next one
+        if not self._is_at_last_batch:  # otherwise the end of the epoch saves, as the start of the next one
             self.save_requested()
 
     def finish_epoch(self, all_read: bool) -> None:
@@ -373,7 +373,7 @@ class Trainer(CheckpointedRun):
         position in a checkpoint that is saved here is the start of the next epoch.
 
         Args:
-            all_read: Whether the loaders gave all their batches, and the loop did not leave them earlier.
+            all_read: Whether the loaders yielded all their batches, and the loop did not leave them earlier.
         """
         self._check_epoch(all_read)
         if not (all_read or self._is_at_last_batch):
@@ -457,7 +457,7 @@ class Trainer(CheckpointedRun):
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None, **options: Any) -> Handle:
-        """Register a hook: an object, a class, a registered name or a dotted path; as `Registry.register`."""
+        """Register a hook: an object, a class, a registered name or a dotted path; like `Registry.register`."""
         return self.hooks.register(hook, name, **options)
 
     def on(

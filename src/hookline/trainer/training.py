@@ -186,7 +186,7 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
 
 
 def add_console(trainer: Trainer) -> None:
-    """Register a `console_log` hook for this run, unless another hook shows the progress, be it switched off."""
+    """Register a `console_log` hook for this run, unless another hook, even a disabled one, shows the progress."""
     if not trainer.options.console or any(hook_attribute(hook, "shows_progress") for hook in trainer.hooks.hooks):
         return
     # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
@@ -211,7 +211,7 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
         trainer.model.train()
     needs_metric = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in trainer.schedulers)
     if needs_metric and not trainer.validates_on_schedule:
-        raise TrainingError("ReduceLROnPlateau waits for val/loss: pass a validation loader and set validate_every")
+        raise TrainingError("ReduceLROnPlateau needs val/loss: pass a validation loader and set validate_every")
     # A run that was killed before its first checkpoint starts again, with everything that a new one begins with.
     is_new = resume is None or trainer.ranks.first(partial(has_no_checkpoint_yet, resume))
     if is_new or options.trainable_only:  # a checkpoint may lack the frozen weights only

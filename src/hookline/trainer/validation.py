@@ -135,9 +135,9 @@ def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> 
 
 
 class SampleAverages:
-    """Means weighted by samples, or as `loss_weight` says by tokens, summed on the device and read once.
+    """Means weighted by samples or, according to `loss_weight`, by tokens; summed on the device and read once.
 
-    A batch without a key has no part in its mean. A key that only some ranks have is averaged over their samples.
+    A batch without a key does not count in its mean. A key that only some ranks have is averaged over their samples.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class SampleAverages:
         self.tokens = 0
 
     def add(self, loader: str, samples: int, weight: float, results: Mapping[str, Any]) -> None:
-        """Add the results of one batch; one without samples is not there, one without weight may have a loss of NaN."""
+        """Add the results of one batch. One without samples is ignored; one without weight may have a NaN loss."""
         for key, value in results.items() if samples else ():
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
             total, count = self._sums.get((loader, key), (0.0, 0))

@@ -23,7 +23,7 @@ OVERFLOW_REASON = "non-finite gradients under GradScaler"
 
 
 class AccumulationWindow(Window):
-    """The window of the current step, and what this rank's part in it counts among all ranks."""
+    """The window of the current step, and the weight of this rank's share among all ranks."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer.engine)
@@ -73,8 +73,8 @@ class AccumulationWindow(Window):
             weighted = loss * weight
         elif self.size > 1:
             weighted = loss / self.size
-        # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
-        # pass has a part in reducing the gradients, to which it then adds zeros.
+        # The mean loss of nothing is NaN, and does not count in the mean of the window. With several ranks, its
+        # backward pass takes part in reducing the gradients, to which it then adds zeros.
         if weight or self._has_reductions:
             self._engine.backward(weighted)
             self._stop_zeroing()
@@ -84,7 +84,7 @@ class AccumulationWindow(Window):
         self.count += 1
 
     def finish_gradients(self) -> None:
-        """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
+        """Unscale the gradients; for a weighted or short window, turn them into the mean over its contents.
 
         If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
         and transforms with a state should not see gradients that no optimizer uses. All ranks find the same overflow:

@@ -1,4 +1,4 @@
-"""Statistics of modules that compiled code computes itself, and that hooks get when it has run.
+"""Statistics of modules that compiled code computes itself and passes to hooks after it has run.
 
 Where hooks need only statistics of a module's output, and the output is on a GPU, the graph gets a kernel
 instead of a call into Python. Once a run, before its first such kernel, the graph asks which hooks are due; the answer
@@ -42,14 +42,14 @@ from hookline.stats.rows import has_kernels
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
 
-STATISTICS = "statistics"  # What a module's hooks want if they need nothing else; followed by the owner's number.
+STATISTICS = "statistics"  # The request of a module's hooks that need only statistics; followed by the owner's number.
 REFUSED, FIRST, LATER = "refused", "first", "later"  # Whether a graph may compute statistics, and if it did before.
 ON_FORWARD = CATALOG["on_forward"]
 
 
 @dataclass(frozen=True, eq=False)
 class ServedHook:
-    """A monitor that needs statistics and nothing else, with its rows."""
+    """A monitor that needs only statistics, with its rows."""
 
     entry: Entry
     names: list[str]  # Of the modules, as the monitor sees them.
@@ -93,14 +93,14 @@ class CompiledStats:
 
     def _take_id(self) -> None:
         self.graph_id = take_id(self)
-        self.key = f"{STATISTICS} {int(self.graph_id)}"  # What the torch hooks of its modules want.
+        self.key = f"{STATISTICS} {int(self.graph_id)}"  # The requests of its modules' torch hooks.
 
     def serve(self, modules: tuple[HookedModule, ...], selected: list[tuple[Entry, dict[HookedModule, str]]]) -> None:
         """Have rows for these modules and no others.
 
         Args:
             modules: The modules.
-            selected: The monitors that need statistics and nothing else, with the modules that they select.
+            selected: The monitors that need only statistics, with the modules that they select.
         """
         with self._lock:
             if (modules, selected) == (self._modules, self._selected):
@@ -197,7 +197,7 @@ class CompiledStats:
         return Pending(dispatcher.run.step, hooks) if hooks else None
 
     def deliver(self) -> None:
-        """Give the rows to the hooks they were computed for; nothing waits for the device."""
+        """Pass the rows to the hooks they were computed for, without waiting for the device."""
         if self._pending is not None:
             self._take()
 

@@ -26,8 +26,8 @@ def warn_once(missing: object) -> None:
     if not _warned:
         _warned = True
         logger.warning(
-            "torch %s lacks what compiled code with forward hooks uses (%s): graphs call the hooks, statistics are "
-            "computed module by module, and hooks that are added after a compilation may not be called",
+            "torch %s lacks features that compiled code with forward hooks uses (%s): graphs call the hooks, "
+            "statistics are computed module by module, and hooks added after compilation may not be called",
             torch.__version__,
             missing,
         )
@@ -66,7 +66,7 @@ _numbers = itertools.count(1)  # None is used twice: a graph may have kept what 
 
 
 def take_id(target: Any) -> torch.Tensor:
-    """Return a tensor that identifies an object in compiled code until it is given back."""
+    """Return a tensor that identifies an object in compiled code until it is returned."""
     number = next(_numbers)
     _objects[number] = target
     return torch.tensor(number, device="cpu")
@@ -78,7 +78,7 @@ def give_back_id(graph_id: torch.Tensor | str) -> None:
 
 
 def object_of(graph_id: torch.Tensor | str) -> Any:
-    """Return the object that a tensor, or its number as text, identifies; None if it was given back or is gone."""
+    """Return the object that a tensor, or its number as text, identifies; None if it was returned or is gone."""
     return _objects.get(int(graph_id))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # It imports this module.
 
 
 def has_compiled() -> bool:
-    """Return whether this process has compiled anything, as far as this version of torch tells."""
+    """Return whether this process has compiled anything, as far as this version of torch reports it."""
     convert_frame = getattr(sys.modules.get("torch._dynamo"), "convert_frame", None)
     return bool(getattr(getattr(convert_frame, "input_codes", None), "seen", ()))
 

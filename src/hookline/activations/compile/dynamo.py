@@ -35,7 +35,7 @@ from hookline.stats.borrowed import borrowing
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
 
-NOTHING = ""  # What a module's hooks want from graphs: nothing, to be called outside, statistics, or some of these:
+NOTHING = ""  # A module's hooks may need nothing from graphs, a call outside of them, statistics, or several of these:
 CALLED, INPUTS, KWARGS, OUTPUT, LIVE = "called", "inputs", "kwargs", "output", "live"
 PARTS = {"inputs": INPUTS, "kwargs": KWARGS, "output": OUTPUT, "live_output": LIVE}  # By argument of `on_forward`.
 
@@ -117,7 +117,7 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
 
 
 def leave_graphs(hooked: HookedModule) -> None:
-    """Make graphs reach nothing through a module's torch hook any more."""
+    """Disconnect graphs from a module's torch hook."""
     if hooked.graph_id is not None:
         give_back_id(hooked.stats_key)  # The collector may call this while torch traces, where no tensor can be read.
     hooked.wants, hooked.stats_key = OUTSIDE, ""

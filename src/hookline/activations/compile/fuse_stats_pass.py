@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 
 from hookline.activations.compile.compiled_stats import add_to_rows
 
-MAX_BYTES = 256 * 1024 * 1024  # Of tensors that nothing else keeps alive.
+MAX_BYTES = 256 * 1024 * 1024  # Of tensors that only the pass keeps alive.
 MAX_KEPT_BYTES = 4 * MAX_BYTES  # In all: the backward pass may also recompute what it needs.
 MAX_TENSORS = 32  # What one launch takes.
 
@@ -32,7 +32,8 @@ MAX_TENSORS = 32  # What one launch takes.
 def install() -> None:
     """Apply the pass to graphs that are compiled from now on.
 
-    A process has one place for such a pass. If it is taken it stays so, and statistics cost time and perhaps memory.
+    A process has one place for such a pass. If it is taken, it stays taken, and statistics cost time and perhaps
+    memory.
     """
     if config.joint_custom_pre_pass is None:
         config.joint_custom_pre_pass = FuseStatsPass()
@@ -53,7 +54,7 @@ class FuseStatsPass(CustomGraphPass):
                 _replace(calls, [(group, last_use[group[-1]]) for group in groups])
 
     def uuid(self) -> str:
-        """Return what distinguishes graphs of this pass in caches on disk."""
+        """Return a key that distinguishes graphs of this pass in caches on disk."""
         return f"hookline: fused statistics, one table, {MAX_TENSORS} of {MAX_BYTES} or {MAX_KEPT_BYTES} bytes"
 
 

@@ -69,7 +69,7 @@ class ClipAdaptive(Transform):
 
     Args:
         clipping: The largest norm of a unit's gradient, as a share of the norm of its weights.
-        eps: The smallest norm that weights count for, so that weights which start at zero can leave it.
+        eps: The minimum norm assumed for weights, so weights that start at zero can leave it.
         params: The parameters whose gradients are limited; all of them by default.
     """
 

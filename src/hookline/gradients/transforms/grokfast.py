@@ -19,7 +19,7 @@ class Grokfast(Transform):
     would need a hundred times that memory.)
 
     Args:
-        alpha: The share of itself that the average keeps at each step, from 0 to below 1.
+        alpha: The share of the old average that is kept at each step, from 0 to below 1.
         lamb: The factor of the average when it is added to the gradients.
         params: The parameters whose gradients it changes; all of them by default.
     """

@@ -1,6 +1,6 @@
 """Skip optimizer steps whose gradients are non-finite or far too large.
 
-AdamW moves on zero gradients too, so a step can only be skipped on the host, which has to wait for the device.
+AdamW moves even on zero gradients, so only the host can skip a step, and it has to wait for the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Guard(Transform):
         return {"in_a_row": 0, "total": 0}
 
     def setup(self, registry: Registry, name: str) -> None:
-        """Give the waiting a row in the cost table."""
+        """Add a row for the waiting time to the cost table."""
         self.wait_cost = registry.dispatch_table.argument_costs[f"the verdict of {name}"]
 
     def read(self, verdict: Tensor) -> bool:
@@ -56,7 +56,7 @@ class Guard(Transform):
         """Skip the step; `give_up_after` skipped steps in a row end the run.
 
         Raises:
-            TrainingError: If too many steps in a row were skipped, because the run trains nothing.
+            TrainingError: If too many steps in a row were skipped, because the run no longer trains.
         """
         state["in_a_row"] += 1
         state["total"] += 1
@@ -94,11 +94,11 @@ class SpikeGuard(Guard):
     has risen permanently. A non-finite norm is a spike too, and does not enter the window.
 
     Args:
-        factor: How many times the median a norm may reach before it counts as a spike; above 1.
+        factor: The multiple of the median above which a norm counts as a spike; above 1.
         window: The number of recent steps whose median it uses.
         warmup: The number of first steps that it only observes.
         action: `"skip"` skips the step, and waits for the device once a step. `"clip"` scales the gradients down to the
-            limit on the device and does not wait; non-finite gradients stay as they are, because no factor makes them
+            limit on the device and does not wait; non-finite gradients stay unchanged, because no factor makes them
             finite.
         give_up_after: End the run after this number of skipped steps in a row; None never ends it. Only with `"skip"`.
         params: The parameters whose gradients count; all of them by default.
@@ -119,7 +119,7 @@ class SpikeGuard(Guard):
         super().__init__(give_up_after, params)
         self.factor, self.window, self.warmup, self.action = factor, window, warmup, action
         if give_up_after is not None and action == "clip":
-            raise HooklineError("spike_guard: give_up_after counts skipped steps, and action='clip' skips none")
+            raise HooklineError("spike_guard: give_up_after counts skipped steps, but action='clip' skips none")
         self.inplace = self.clips = action == "clip"
         if action == "clip":
             self.needs = ()

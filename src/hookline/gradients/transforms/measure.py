@@ -77,7 +77,8 @@ class Measure(UpdateHook):
 class LinkNorms(Identity):
     """Log the norm before and after every update hook: ``update/<hook>/norm_before`` and ``update/<hook>/norm_after``.
 
-    It does so wherever it stands in the chain, when it is due; the norms are of the gradients that the hook selects.
+    Its place in the chain does not matter. It logs when it is due; the norms cover the gradients that each hook
+    selects.
     """
 
     built_in = True

@@ -22,7 +22,7 @@ class Noise(Transform):
 
     Args:
         eta: The variance of the noise at the first update.
-        gamma: How fast the variance falls; 0 keeps it constant.
+        gamma: The speed at which the variance falls; 0 keeps it constant.
         seed: The seed of the generators, combined with the hook's name; the run's seed by default.
         params: The parameters whose gradients it changes; all of them by default.
     """

@@ -30,16 +30,16 @@ REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this ti
 
 
 class ConsoleLogHook(TimedHook):
-    """Shows progress, losses, validation results, speed and where the time goes; at the end, what each hook cost.
+    """Shows progress, losses, validation results, speed and where the time goes; at the end, the cost of each hook.
 
     At a terminal and in a notebook it is a live view of a few lines, which stays below all other output. It is drawn
     four times a second, and `every` then sets how often the parts of a step are measured. Its numbers come from the
-    record, so that nothing waits for a device. Elsewhere it prints a progress line per period. A run has this hook by
-    default, with a line every 30 seconds where nothing can be redrawn, unless ``console=False``.
+    record, so nothing waits for a device. Elsewhere, it prints a progress line per period. A run has this hook by
+    default, unless ``console=False``; where the output cannot be redrawn, it prints a line every 30 seconds.
 
     Args:
         log_every_n_batches: How often to print the progress line, in batches; an alternative to `every`.
-        costs: Whether to print a table of what each hook cost when the run ends.
+        costs: Whether to print a table with the cost of each hook when the run ends.
         stream: Where to print, instead of standard output.
         every: How often to print: 100 steps, "30 s", "10 batches".
         pause: Minimum number of seconds between two progress lines.
@@ -122,7 +122,7 @@ class ConsoleLogHook(TimedHook):
         super().on_train_batch_start(trainer, batch, step)
 
     def use_report(self, trainer: RunControl, report: StepReport) -> None:
-        """Keep the speed and the parts of a step for what is shown next."""
+        """Keep the speed and the parts of a step for the next display."""
         self._report = report
 
     def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
@@ -145,7 +145,7 @@ class ConsoleLogHook(TimedHook):
         self._is_due = False
 
     def on_before_optimizer_step(self) -> None:
-        """Note that the hook is due: a loop of the user's own may not say where its batches begin."""
+        """Note that the hook is due, because a user's own loop may not report where its batches begin."""
         self._is_due = True
         super().on_before_optimizer_step()
 
@@ -231,7 +231,7 @@ class ConsoleLogHook(TimedHook):
 
 @contextmanager
 def preserved_random() -> Iterator[None]:
-    """Restore Python's random state after the block: rich draws from it, already when it is imported."""
+    """Restore Python's random state after the block: rich draws from it, even on import."""
     state = random.getstate()
     try:
         yield
@@ -240,10 +240,10 @@ def preserved_random() -> Iterator[None]:
 
 
 def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) -> None:
-    """Print what each hook cost as a table.
+    """Print the cost of each hook as a table.
 
     Args:
-        rows: What `Registry.costs` returns.
+        rows: The result of `Registry.costs`.
         seconds: How long the run took.
         out: Where to print.
     """

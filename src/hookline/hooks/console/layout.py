@@ -23,14 +23,14 @@ Part = str | tuple[str, str]
 
 
 class Layout:
-    """Makes lines of a width that a stream can show: without colors under NO_COLOR, in ASCII where it must be.
+    """Formats lines for a stream's width: without colors under NO_COLOR, and in ASCII where necessary.
 
     Lines are put together from strings, because rich's own layout takes six times as long and a step waits for it.
 
     Args:
         stream: The stream.
         width: The columns of a line.
-        plain: Whether to leave out colors in any case.
+        plain: Whether to always leave out colors.
     """
 
     def __init__(self, stream: Any, width: int, plain: bool = False) -> None:
@@ -44,7 +44,7 @@ class Layout:
         return cell_len("  ".join(map(printable, texts))) <= self.width - self._label
 
     def row(self, label: str, parts: Iterable[Part]) -> str:
-        """Return a line with as many of the parts as fit as a whole; of the first one as much as fits."""
+        """Return a line with as many whole parts as fit; the first one is cut to fit."""
         pieces: list[Part] = [(f"{label:<{self._label}}", "dim")]
         left = self.width - self._label
         for index, part in enumerate(parts):

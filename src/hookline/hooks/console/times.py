@@ -13,7 +13,7 @@ from hookline.run.control import RunControl
 
 @dataclass(slots=True)
 class Interval:
-    """What happened since the last report."""
+    """The counts and times since the last report."""
 
     started: float
     step: int  # the last step before it
@@ -46,10 +46,10 @@ class StepReport:
 
 
 class TimedHook(TrainingHook):
-    """Measures intervals of steps; a subclass overrides `use_report`, and calls `super()` in events of its own.
+    """Measures intervals of steps; a subclass overrides `use_report`, and calls `super()` in events it overrides.
 
     An interval is reported when both lengths are reached. Validations, checkpoints and the time between epochs do not
-    count. On a schedule, the batches that are due stand for the others.
+    count. On a schedule, the due batches represent the others.
     """
 
     # The wait for the next batch starts where these end, whether the hook is due or not.

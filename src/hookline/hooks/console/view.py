@@ -60,7 +60,7 @@ class LiveView:
 
     Args:
         stream: Where the run prints: to a terminal or into a notebook.
-        is_enabled: Whether the hook that draws it is enabled. While it is not, nothing is shown.
+        is_enabled: Whether the hook that draws it is enabled. While it is disabled, nothing is shown.
     """
 
     def __init__(self, stream: Any, is_enabled: Callable[[], bool] = lambda: True) -> None:
@@ -100,7 +100,7 @@ class LiveView:
                 break
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Take losses and metrics of steps; the record gives them also while the hook is disabled."""
+        """Take losses and metrics of steps; the record passes them even while the hook is disabled."""
         if not self._is_enabled():
             self.place.draw([], 0)  # until the hook draws again
         for row in rows:
@@ -109,11 +109,11 @@ class LiveView:
             self._step_metrics |= {key: row[key] for key in row if _is_step_metric(key)}
 
     def add_loss(self, loss: float, epoch: int, step: int) -> None:
-        """Take the loss of a step; the mean is that of the epoch so far."""
+        """Take the loss of a step; the mean covers the epoch so far."""
         self._loss, self._loss_step = loss, step
         if epoch > self._epoch:
             self.start_epoch(epoch)
-        if epoch == self._epoch and math.isfinite(loss):  # else its epoch is over: the record is written later
+        if epoch == self._epoch and math.isfinite(loss):  # otherwise its epoch is over: the record is written later
             self._sum, self._count = self._sum + loss, self._count + 1
 
     def start_epoch(self, epoch: int) -> None:

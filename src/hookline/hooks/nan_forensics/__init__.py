@@ -1,1 +1,1 @@
-"""Find where a NaN comes from, and write what is needed to reproduce it."""
+"""Find where a NaN comes from, and write the files that reproduce it."""

@@ -54,7 +54,7 @@ class Diagnosis:
 
     @property
     def finite(self) -> bool:
-        """Whether nothing went wrong this time."""
+        """Whether all numbers were finite this time."""
         is_fine = self.module is None if self.loss is None else math.isfinite(self.loss)
         return is_fine and not self.gradients
 
@@ -78,7 +78,7 @@ class Diagnosis:
             yield f"parameters were not finite already: {first_of(self.parameters, NAMES_SHOWN)}"
         if self.loss is None and self.module is None:
             yield f"the model's outputs are finite, but {gradients}"
-            yield "the loss or the backward pass is to blame, which only step_fn could run again"
+            yield "the cause is the loss or the backward pass, which only step_fn could run again"
         elif self.loss is not None and math.isfinite(self.loss):
             yield f"the loss is finite ({self.loss:.6g}), but {gradients}"
             if self.backward_module is not None:
@@ -113,7 +113,7 @@ def diagnose(
         step: The step of the batch; by default the current one.
 
     Returns:
-        What went wrong, if anything did.
+        The problem, if there is one.
     """
     model, step, trace = trainer.model, trainer.step if step < 0 else step, BackwardTrace()
     # A model that writes into its input must not change the run's batch.

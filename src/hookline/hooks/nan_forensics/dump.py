@@ -1,4 +1,4 @@
-"""Write and read crash folders: what is needed to run one batch again, and what was found when it happened.
+"""Write and read crash folders: the data to run one batch again, and the findings from when it happened.
 
 crashes/step-00000042/
   crash.json   for people: what, where, the diagnosis, every parameter's statistics, the run's configuration
@@ -74,9 +74,9 @@ def write_crash(
         root: The directory that holds the run's crashes.
         trainer: The run.
         recorded: The micro-batch that went wrong.
-        reason: What went wrong.
+        reason: The problem.
         diagnosis: Where it came from.
-        with_state: Whether to write the weights, without which the folder is small.
+        with_state: Whether to write the weights; without them, the folder is small.
 
     Returns:
         The folder.
@@ -133,7 +133,7 @@ def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[s
     """Read a crash folder: its report, its verified state and the state's metadata.
 
     Raises:
-        HooklineError: If it is not a crash folder, or lacks what a replay needs.
+        HooklineError: If it is not a crash folder, or lacks data for a replay.
         CheckpointError: If the state is damaged.
     """
     folder = Path(path)
@@ -173,7 +173,7 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
 
     Args:
         path: The crash folder.
-        trainer: The trainer, whose weights are overwritten by those of the crash.
+        trainer: The trainer; the crash's weights overwrite its own.
         weights_loaded: Whether the trainer has the right weights already, for a crash that was written without them.
 
     Returns:

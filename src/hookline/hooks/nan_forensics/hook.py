@@ -30,22 +30,22 @@ class NanForensics(NamedHook):
     """Names the module a non-finite loss or gradient came from, and writes a crash folder that can be replayed.
 
     The batch is run again on the same weights and random states with hooks on every module; then `crash` is the
-    folder's path and `autopsy` what was found. The folder is in the run's directory (`crashes/step-…`), and `hookline
+    folder's path and `autopsy` the finding. The folder is in the run's directory (`crashes/step-…`), and `hookline
     replay` runs it again. A `fast_dev_run` writes no folder and only reports.
 
     Each optimizer step waits once for the device, and for the other ranks if there are several. On a schedule
-    (``every=10``) that is rarer, but the weights may be NaN before the hook looks, and then it cannot find the first
-    bad batch. The rank whose batch it was writes the folder, the others note whose it was. Of a sharded model (FSDP2)
-    the forward pass is run again, by all ranks, and not the backward pass. Each micro-batch stays in memory, on its
-    device, until its step is over: with accumulation, all of a window.
+    (``every=10``) it waits less often, but the weights may be NaN before the hook looks, and then it cannot find the
+    first bad batch. The rank whose batch it was writes the folder; the others note which rank it was. For a sharded
+    model (FSDP2), all ranks run only the forward pass again, not the backward pass. Each micro-batch stays in memory,
+    on its device, until its step is over: with accumulation, all of a window.
 
     In a loop that does not say how its loss is computed, the calls of the model are run again instead. That finds the
-    module of the forward pass, and not what goes wrong in the loss or the backward pass.
+    module of the forward pass, but not problems in the loss or the backward pass.
 
     Args:
         gradients: Whether to check gradients too. Under fp16 only the loss is checked, because non-finite gradients
             are normal there and the GradScaler skips such steps.
-        state: Whether to write the weights; a folder without them is small, and a replay has to get them elsewhere.
+        state: Whether to write the weights; a folder without them is small, but a replay needs them from elsewhere.
         stop_run: Whether to end the run and skip the bad step, so that the weights stay the last good ones.
         keep: How many crashes to write if the run continues.
     """
@@ -76,7 +76,7 @@ class NanForensics(NamedHook):
         self._recorded = []
 
     def on_train_batch_start(self, trainer: RunControl, batch: Any, batch_idx: int, dataloader_name: str) -> None:
-        """Record what the forward pass starts from; drop batches of a step whose end was not due."""
+        """Record the state before the forward pass; drop batches of a step whose end was not due."""
         self._recorded = self._of_step(trainer.step)
         if self._found < self.keep and trainer.reruns_batches:
             state = trainer.random_state()
@@ -223,7 +223,7 @@ class DebugHook(NanForensics):
     quitting it ends the run. For conditions on activations use the forward hook ``debug``.
 
     Args:
-        break_on_nan: Whether to open the debugger or write a folder; otherwise what was found is only reported.
+        break_on_nan: Whether to open the debugger or write a folder; otherwise the hook only reports the finding.
         log_shapes: Print the shapes of a batch's tensors whenever they change.
         state: Whether the crash folder contains the weights.
         stop_run: Whether to end the run and skip the bad step.

@@ -39,7 +39,7 @@ FIELDS = ("step", "epoch", "time")  # Every row of metrics has these.
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows of a run when it begins, without secrets."""
+    """The facts about a run that a tracker gets at its start, without secrets."""
 
     run_id: str
     directory: Path | None
@@ -55,7 +55,7 @@ class TrackedRun:
 
 
 class Histogram(NamedTuple):
-    """Counts between edges; there is one edge more than counts."""
+    """Counts between edges; there is one more edge than counts."""
 
     tag: str
     edges: NDArray[np.float64]
@@ -79,11 +79,10 @@ class Tracker(NamedHook):
         layers: Which statistics per layer to send: "histograms" (series with bins), "all" (also each number of the
             others, thousands in a large model) or "none".
         queue_mb: How many megabytes of rows may wait.
-        timeout: Seconds that the end of the run waits for what is queued; then the tracker is abandoned.
+        timeout: Seconds that the end of the run waits for queued rows; then the tracker is abandoned.
         every: For each metric, the first value in every N steps and the last one of the run are sent; by default
             each value. Metrics that are measured less often are sent as they come. Clients take up to 0.2 ms for a row,
-            in a thread that shares Python's lock with training: for steps of a few milliseconds 10 or more is
-            advisable.
+            in a thread that shares Python's lock with training: for steps of a few milliseconds, use 10 or more.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -118,7 +117,7 @@ class Tracker(NamedHook):
     def check(self, run: TrackedRun) -> None:
         """Raise `TrainingError` before the first step if the tracker cannot work; must not wait for a network.
 
-        Anything else that it raises switches the tracker off, and so does a check that does not return.
+        Any other exception disables the tracker, and so does a check that does not return.
         """
 
     def open(self, run: TrackedRun) -> None:
@@ -140,7 +139,7 @@ class Tracker(NamedHook):
         """Send images, whose `content` has `png`, and tables, whose `content` has `columns` and `rows`."""
 
     def finish(self, run: Mapping[str, Any]) -> None:
-        """Send what is left and disconnect; `run` has the fields of run.json, the outcome among them."""
+        """Send the remaining rows and disconnect; `run` has the fields of run.json, including the outcome."""
 
     # ---- the hook ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +306,7 @@ class Tracker(NamedHook):
 
 
 def describe_run(trainer: RunControl) -> TrackedRun:
-    """Return what a tracker may know of a run: no secrets."""
+    """Return the facts that a tracker may know about a run, without secrets."""
     record = trainer.record
     continued = len(record.run.get("attempts", [])) > 1
     labels = record.labels

@@ -40,16 +40,17 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 class MLflowTracker(Tracker):
     """Sends the record to MLflow: parameters, metrics with their steps, tags, events, images and tables.
 
-    The run has the tag ``hookline.run_id``, by which a resumed run finds it again. MLflow has no histograms.
+    The run has the tag ``hookline.run_id``, which a resumed run uses to find it again. MLflow has no histograms.
 
     Args:
         tracking_uri: A local store, such as ``sqlite:///mlflow.db``; that of a config file must be in the working
             directory or beside its runs. Or a server: like a webhook's, its host must be public and use https, unless
-            it was allowed by `allow_host`, and redirects are not followed. If not given, what MLFLOW_TRACKING_URI says.
+            it was allowed by `allow_host`, and redirects are not followed. By default, the value of
+            MLFLOW_TRACKING_URI.
         experiment: The name of the experiment, which is created if there is none.
         layers: Which statistics per layer to send: "all", each as a metric; otherwise none.
         queue_mb: How many megabytes of rows may wait.
-        timeout: Seconds that the end of the run waits for what is queued.
+        timeout: Seconds that the end of the run waits for queued rows.
         every: How often to send a metric, in steps; by default each of its values.
     """
 
@@ -180,7 +181,7 @@ class MLflowTracker(Tracker):
 
 @contextmanager
 def stores_allowed(uris: Iterable[str]) -> Iterator[None]:
-    """Allow local stores anywhere inside a block: those that were typed on a command line."""
+    """Allow local stores anywhere inside a block, for those typed on a command line."""
     before = set(_typed)
     _typed.update(uris)
     try:
@@ -190,7 +191,7 @@ def stores_allowed(uris: Iterable[str]) -> Iterator[None]:
 
 
 def path_of(uri: str) -> Path | None:
-    """Return the path of a local store as MLflow reads it; None if it is not plainly a path."""
+    """Return the path of a local store as MLflow reads it; None if it is not clearly a path."""
     if uri.startswith("sqlite:"):
         text = uri.removeprefix("sqlite:///").partition("?")[0]
         if text.startswith(("sqlite:", "file:")):  # SQLite reads file: as a URI of its own

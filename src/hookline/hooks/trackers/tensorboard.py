@@ -22,13 +22,13 @@ _CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # By the color type of a PNG.
 class TensorBoardTracker(Tracker):
     """Writes TensorBoard event files: scalars, histograms, texts, images and hyperparameters.
 
-    A resumed run continues in the same directory, and what earlier attempts wrote about later steps is hidden.
+    A resumed run continues in the same directory, and TensorBoard hides what earlier attempts wrote about later steps.
 
     Args:
         directory: Where to write; ``tensorboard`` in the run's directory if not given.
         layers: Which statistics per layer to write: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
-        timeout: Seconds that the end of the run waits for what is queued.
+        timeout: Seconds that the end of the run waits for queued rows.
         every: How often to send a metric, in steps; by default each of its values.
     """
 

@@ -31,21 +31,21 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
-    The run's id is that of the record, so that a resumed run continues; a tracker with another name than ``wandb``,
+    The run's id is the record's id, so a resumed run continues; a tracker with another name than ``wandb``,
     such as the second of two, adds its name. The API key is never a parameter: log in with ``wandb login`` or set
-    WANDB_API_KEY. Neither the code nor the command line is sent, and of git only the commit. Other settings, such as
+    WANDB_API_KEY. Neither the code nor the command line is sent, and from git only the commit. Other settings, such as
     the server, are environment variables of wandb: a config must not be able to send the key to another host.
 
     Args:
         project: The project.
         entity: The user or team; the default one if not given.
         group: A group of runs.
-        mode: "online", "offline" (files for ``wandb sync``) or "disabled"; if not given, what WANDB_MODE says.
+        mode: "online", "offline" (files for ``wandb sync``) or "disabled"; by default the value of WANDB_MODE.
         directory: Where the files are written; ``wandb`` in the run's directory if not given.
         system_metrics: Whether wandb measures processor, memory and GPU by itself.
         layers: Which statistics per layer to send: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
-        timeout: Seconds that the end of the run waits for what is queued.
+        timeout: Seconds that the end of the run waits for queued rows.
         every: How often to send a metric, in steps; by default each of its values.
     """
 
@@ -68,7 +68,7 @@ class WandbTracker(Tracker):
         self.mode, self.system_metrics = mode, system_metrics
 
     def import_package(self) -> None:
-        """Import the package; a WANDB_MODE without a value is removed, because wandb takes it for an invalid one."""
+        """Import the package; a WANDB_MODE without a value is removed, because wandb considers it invalid."""
         if os.environ.get("WANDB_MODE") == "":
             del os.environ["WANDB_MODE"]
         super().import_package()
@@ -147,7 +147,7 @@ class WandbTracker(Tracker):
         self._log({tag: self._package.Histogram(np_histogram=(counts, edges))}, step)
 
     def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Keep events for a table at the end of the run; send what went wrong as an alert at once."""
+        """Keep events for a table at the end of the run; send problems at once as alerts."""
         for row in rows:
             text = event_text(row)
             self._events.append((row["time"], row["step"], row["kind"], text))
@@ -195,7 +195,7 @@ class TrackioTracker(WandbTracker):
         group: A group of runs.
         layers: Which statistics per layer to send: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
-        timeout: Seconds that the end of the run waits for what is queued.
+        timeout: Seconds that the end of the run waits for queued rows.
         every: How often to send a metric, in steps; by default each of its values.
     """
 
@@ -225,7 +225,7 @@ class TrackioTracker(WandbTracker):
 
 
 def ignore_settings_here(settings: Any) -> tuple[str, list[str]]:
-    """Undo what wandb/settings in the current folder has chosen; return the file's path, and the names of the settings.
+    """Undo the settings from wandb/settings in the current folder; return the file's path and the names of settings.
 
     wandb reads that file when it is set up, and a folder may come from elsewhere: it could send the API key to its own
     server, or the record to its own account.
@@ -247,7 +247,7 @@ def ignore_settings_here(settings: Any) -> tuple[str, list[str]]:
 
 
 def config_of(run: TrackedRun) -> dict[str, Any]:
-    """Return the config, and beside it what identifies the run."""
+    """Return the config, together with the fields that identify the run."""
     about = {key: run.description.get(key) for key in ("run_id", "seed", "config_hash", "lineage")}
     about["git"] = {"commit": (run.description.get("git") or {}).get("commit")}
     return {**run.config, "hookline": {**about, "name": run.name, "tags": list(run.tags), "notes": run.notes}}

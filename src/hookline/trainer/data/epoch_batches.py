@@ -149,13 +149,13 @@ class SequentialBatches(_EpochBatches):
 
     @property
     def expected(self) -> int | None:
-        """The batches that the epoch has, or that len() says it has; None if that is unknown."""
+        """The number of batches of the epoch, at least according to len(); None if it is unknown."""
         return epoch_length(self._loaders) if self.length is None else self.length
 
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.
 
-        Nothing if the epoch was cut off: such a loader's state says that it is inside the epoch, but the next epoch
+        Nothing if the epoch was cut off: the loader's state says that it is inside the epoch, but the next epoch
         starts without it.
         """
         return loader_states(self._loaders) if self.length is None else {}
@@ -304,7 +304,7 @@ class MixedLoader:
     def idle_state(self) -> dict[str, Any]:
         """Return the loader's own state as it was when the loader was last between two passes.
 
-        A loader that an epoch left inside its data says now that it is still there, but it will start again.
+        A loader that an epoch left inside its data reports this position, but it will start again.
         """
         return self._idle_states.setdefault(self.name, loader_states(self._loader))  # type: ignore[no-any-return]
 

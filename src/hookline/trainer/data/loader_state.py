@@ -2,7 +2,7 @@
 
 A loader with a `state_dict` that works saves its own position. Any other loader is started as it was started before,
 with every random stream and every stateful part restored, and the batches that were trained on are skipped. Where that
-is not enough to be exact, `resume_warnings` says so.
+is not enough for an exact resume, `resume_warnings` says so.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def iterate_from(name: str, loader: Iterable[Any], count: int, start: int = 0) -
     Args:
         name: The loader's name, for messages.
         loader: The loader.
-        count: How many batches to skip. A `ResumableSampler` starts there; else they are read and dropped.
+        count: How many batches to skip. A `ResumableSampler` starts there; otherwise they are read and dropped.
         start: How many indices of its sampler's order, those of all ranks, come before these batches.
 
     Returns:
@@ -226,7 +226,7 @@ def index_sampler(loader: DataLoader[Any]) -> Any:
 
 
 def set_epochs(loaders: NamedLoaders, epoch: int) -> None:
-    """Call `set_epoch` of the loaders' samplers, such as a DistributedSampler, which would repeat their order else."""
+    """Call `set_epoch` of the loaders' samplers, such as a DistributedSampler, whose order would repeat."""
     for loader in loaders.values():
         for path in ("sampler", "batch_sampler", "batch_sampler.sampler"):
             with suppress(AttributeError):

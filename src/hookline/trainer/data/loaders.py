@@ -1,4 +1,4 @@
-"""Give loaders names, decide from which of them the next batch comes, and how many batches an epoch has."""
+"""Name the loaders, decide which of them provides the next batch, and how many batches an epoch has."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class TrainLoaders(dict[str, Iterable[Any]]):
             return None
         if not self.mixed:
             return sum(known)
-        if self.end == "shortest":  # up to the batch at which the first loader has none left
+        if self.end == "shortest":  # up to the batch at which the first loader is exhausted
             return min(length * len(known) + index for index, length in enumerate(known))
         return max((length - 1) * len(known) + index + 1 for index, length in enumerate(known))
 
@@ -233,12 +233,12 @@ def epoch_length(loaders: TrainLoaders) -> int | None:
 
 
 def smallest(*limits: int | None) -> int | None:
-    """Return the smallest of some limits, each of which may be None."""
+    """Return the smallest of several limits, any of which may be None."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def trusted_length(loader: Iterable[Any]) -> int | None:
-    """Return the length of a loader if it may be trusted, else None.
+    """Return the length of a loader if it can be trusted, otherwise None.
 
     That is a list's, or a DataLoader's whose sampler counts its own indices. A loader with a state_dict must be read
     to its end, or its state would say that it is still inside the epoch; so its length is not used.

@@ -23,7 +23,7 @@ _SHARE = "give each rank its share of the data, as DataLoader(data, …, sampler
 
 
 def check_lengths(ranks: Ranks, loaders: TrainLoaders, options: TrainerOptions) -> None:
-    """Check that an epoch has equally many batches on all ranks, each of which waits for the others in every step.
+    """Check that an epoch has the same number of batches on all ranks, because they wait for each other in every step.
 
     Raises:
         TrainingError: On every rank, if it does not, or if that cannot be known.
@@ -53,7 +53,7 @@ def check_first_batch(ranks: Ranks, batches: Iterator[Any], loaders: TrainLoader
         TrainingError: On every rank, if the first batches of all of them are the same, or if each shuffles the whole
             of one dataset.
     """
-    first = list(islice(batches, 1))  # none if there are no batches, of which the loop complains on all ranks
+    first = list(islice(batches, 1))  # none if there are no batches; the loop then raises an error on all ranks
     if ranks.all_equal(_mark(first)) and first:
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"

@@ -32,7 +32,7 @@ class SharedSampler(Sampler[int]):
         even: Whether all ranks get equally many indices. The rest, fewer than `world_size`, is then left out.
 
     Raises:
-        TrainingError: If there is no such share, or nothing in it.
+        TrainingError: If there is no such share, or it is empty.
     """
 
     dataset_draws = False
