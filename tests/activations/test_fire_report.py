@@ -117,7 +117,7 @@ def test_patterns_that_wait_for_a_model() -> None:
     manager.register(Watch([model.first, "second"]), "both")
     manager.register(Watch(model.first), "given")
     model(INPUT)
-    waiting = "its patterns wait for a model"
+    waiting = "its patterns need a model"
     report = manager.fire_report()
     assert [(row.hook, row.fired, row.why) for row in report.rows] == [
         ("pattern", 0, waiting), ("both", 1, ""), ("both", 0, waiting), ("given", 1, ""),

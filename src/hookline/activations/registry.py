@@ -238,7 +238,7 @@ class ModelRegistry(Registry):
             # Modules that are passed as objects need no model.
             is_pattern = [not isinstance(given, (torch.nn.Module, weakref.ref)) for given in patterns_of(entry)]
             if any(is_pattern) and self.dispatcher.model is None:
-                rows.append(FireRow(entry.name, "", 0, 0, "its patterns wait for a model"))
+                rows.append(FireRow(entry.name, "", 0, 0, "its patterns need a model"))
         return FireReport(tuple(rows))
 
     def _why_not(self, entry: Entry, hooked: HookedModule) -> str:

@@ -125,9 +125,9 @@ def _method_hint(hook: Any) -> str:
 def hook_name(hook: Any, type_name: str = "") -> str:
     """Return the name of a hook that was registered without one.
 
-    It is the name that the object was given, as by ``super().__init__("my_hook")``. Otherwise it is derived: the `name`
-    in the body of its class, else the name of its type: the one by which a config or code asked for it, or under which
-    its class was registered; else an inherited `name`, that of a function, or the class in snake case.
+    It is the name given to the object, for example by ``super().__init__("my_hook")``. Otherwise it is derived: the
+    `name` in the body of its class, else the name of its type: the one by which a config or code asked for it, or under
+    which its class was registered; else an inherited `name`, that of a function, or the class in snake case.
 
     >>> hook_name(JSONLogHook())
     'json_log_hook'

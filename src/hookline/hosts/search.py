@@ -41,7 +41,7 @@ def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.opti
 
     Args:
         optimizer: The optimizer.
-        former: Optimizers of trainings that are over.
+        former: Optimizers of finished trainings.
     """
     modules, optimizers, scalers = list[nn.Module](), [optimizer], list[Any]()
     for candidate in gc.get_objects():

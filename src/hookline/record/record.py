@@ -549,8 +549,8 @@ def _clean(names: Sequence[str]) -> tuple[str, ...]:
 def refuse_links(run_dir: Path) -> None:
     """Check that nothing that Hookline reads or writes in a run's directory is a symbolic link.
 
-    A run from elsewhere could otherwise lead a resumed run to any file. Links to a neighbor, as ``best`` in the
-    directory of checkpoints is one, and what others put there do not matter.
+    A run from elsewhere could otherwise lead a resumed run to any file. Links to a neighbor, such as ``best`` in the
+    directory of checkpoints, and files of others do not matter.
 
     Raises:
         RecordError: With the path of the first link.

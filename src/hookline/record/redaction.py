@@ -181,7 +181,7 @@ def redact(value: Any, *, is_secret: bool = False, depth: int = 0) -> Any:
     Args:
         value: The config, or a part of it.
         is_secret: Whether the value is under a key that names a secret.
-        depth: How many containers are around the value.
+        depth: The number of containers around the value.
     """
     if type(value) in _NO_SECRETS:  # first, because most of what is written are numbers
         return REDACTED if is_secret and type(value) in (int, float) else value

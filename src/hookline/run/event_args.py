@@ -77,7 +77,7 @@ class EventArgs:
         self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
 
     def forget_loss(self) -> None:
-        """Have no loss: none was computed yet."""
+        """There is no loss yet."""
         self.live_loss: torch.Tensor | None = None
         self.detached_loss: torch.Tensor | None = None
         self._loss: DeviceNumber = [math.nan]

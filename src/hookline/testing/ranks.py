@@ -37,7 +37,7 @@ class Board:
             self.turn.notify_all()
 
     def take(self, call: int) -> list[Any]:
-        """Return what all ranks have passed to a call; raise RankError if one has ended without it."""
+        """Return the values that all ranks have passed to a call; raise RankError if one has ended without it."""
         with self.turn:
             arrived = self.turn.wait_for(lambda: all(self.passed[call]) or self._missing(call), timeout=300)
             if not arrived or not all(self.passed[call]):

@@ -139,7 +139,7 @@ def _needs_statistics_only(entry: Entry) -> bool:
 
 
 def wanted_parts(entry: Entry) -> set[str]:
-    """Return what graphs must pass to a hook."""
+    """Return the values that graphs must pass to a hook."""
     needs_live_output = hook_attribute(entry.hook, "intervene") or hook_attribute(entry.hook, "watches_backward")
     if measures_calls(entry) or needs_live_output:
         return {OUTSIDE}
