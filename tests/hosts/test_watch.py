@@ -263,6 +263,34 @@ def test_the_loss_of_a_backward_pass_with_a_gradient_is_what_it_differentiates()
     assert losses == [3.0, 30.0, "end", "end"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_backward_pass_whose_tensors_have_no_shape_is_made_without_a_loss() -> None:
+    """As that of strided nested tensors."""
+    losses: list[Any] = []
+    stop = BackwardWatch(losses.append, lambda: losses.append("end")).start()
+    weight = torch.ones(2, 4, requires_grad=True)
+    try:
+        output = torch.nested.as_nested_tensor([weight, weight]) * 3
+        output.backward(torch.ones_like(output))
+    finally:
+        stop()
+    assert weight.grad is not None and weight.grad.eq(6).all() and losses == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_loss_of_a_backward_pass_with_a_gradient_does_not_overflow(dtype: torch.dtype) -> None:
+    """A sum in half precision would be infinite, or rounded."""
+    losses: list[torch.Tensor] = []
+    stop = BackwardWatch(losses.append, lambda: None).start()
+    try:
+        weight = torch.full((90_001,), 2.0, dtype=dtype, requires_grad=True)
+        weight.mul(1).backward(torch.ones_like(weight))
+    finally:
+        stop()
+    assert losses == [180_002.0]
+    assert losses[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
 def test_the_optimizers_of_a_gan_step_separately_also_with_gradients_of_their_losses(watch: Watch) -> None:
     """The generator's step is no part of the discriminator's, whose loss comes first."""
     models = make_model(), make_model()

@@ -21,7 +21,8 @@ TOOL = 4  # A tool id of sys.monitoring; Python gives 3 and 4 no meaning.
 def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
     """Return the loss of a backward pass; None for one of another kind, such as that of a checkpointed block.
 
-    With a gradient, as in ``loss.backward(gradient)``, it is the number whose gradients the pass computes.
+    With a gradient, as in ``loss.backward(gradient)``, it is the number whose gradients the pass computes, in no less
+    than single precision: a sum of many elements overflows half precision although no gradient does.
 
     Args:
         tensors: One tensor, or what `sole` leaves of a sequence.
@@ -29,11 +30,15 @@ def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
     """
     if not isinstance(tensors, torch.Tensor) or backward_id() != NO_BACKWARD:
         return None
-    if grad_tensors is None:
-        return tensors if tensors.numel() == 1 else None
-    if not isinstance(grad_tensors, torch.Tensor) or grad_tensors.shape != tensors.shape:
+    try:
+        if grad_tensors is None:
+            return tensors if tensors.numel() == 1 else None
+        if not isinstance(grad_tensors, torch.Tensor) or grad_tensors.shape != tensors.shape:
+            return None
+        dtype = torch.promote_types(tensors.dtype, torch.float32)
+        return (tensors.detach().to(dtype) * grad_tensors.detach().to(dtype)).sum()
+    except Exception:  # Tensors of some kinds have no shape or no such product; the script's backward pass may do well.
         return None
-    return (tensors.detach() * grad_tensors.detach()).sum()
 
 
 def sole(given: Any) -> Any:
