@@ -3,6 +3,7 @@
 import gc
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -337,6 +338,60 @@ def test_of_several_threads_that_train_one_is_recorded(
     assert [json.loads((run / "run.json").read_text())["counters"]["step"] for run in runs] == [30, 5]
     assert [(run / "metrics.jsonl").read_text().count("train/loss") for run in runs] == [30, 5]
     assert capsys.readouterr().err == ""
+
+
+def in_thread(function: Any) -> None:
+    """Call a function in a thread of its own, and wait for its end; what it raises fails the test."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(function).result()
+
+
+def test_what_another_thread_computes_meanwhile_is_not_of_the_run(watch: Watch, tmp_path: Path) -> None:
+    """Its model is found with the other one, and it calls it while a step of the run is in progress."""
+    seen: list[bool] = []
+
+    class Seen(hookline.ForwardHook):
+        modules = "*"
+
+        def on_forward(self) -> None:
+            seen.append(threading.current_thread() is threading.main_thread())
+
+    watch.options = Options(output=watch.options.output)
+    models = make_model(), make_model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    step(models[0], optimizers[0])
+    watch.attached.run.hooks.register(Seen())
+    watch.attached._is_always_due = True
+    for _ in range(3):
+        step(models[0], optimizers[0])
+        in_thread(lambda: step(models[1], optimizers[1]))
+    assert seen and all(seen)
+    watch.end()
+    (run,) = Path("runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["counters"]["step"] == 4
+    assert (run / "metrics.jsonl").read_text().count("train/loss") == 4
+
+
+def test_a_failing_forward_hook_does_not_reach_the_script(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The record ends there, which one line says."""
+
+    class Fails(hookline.ForwardHook):
+        modules = "0"
+        on_error = "raise"
+
+        def on_forward(self) -> None:
+            raise ValueError("on purpose")
+
+    watch.options = Options(output=watch.options.output)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    watch.attached.run.hooks.register(Fails())
+    watch.attached._is_always_due = True
+    for _ in range(3):
+        step(model, optimizer)
+    assert capsys.readouterr().err == "hookline: the record ends here: on purpose\n"
+    assert watch.attached is None and not torch_modules._global_forward_hooks
 
 
 def test_hooks_leave_no_trace_on_modules(former: Any) -> None:

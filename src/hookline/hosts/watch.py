@@ -186,7 +186,7 @@ class Watch:
         if ranks.rank:
             self.ignore()
             return
-        attached = Watched(training, optimizer, self.options, self._prints, self.fail)
+        attached = Watched(training, optimizer, self.options, self._prints, self.fail, self._is_elsewhere)
         attached.begin()
         self.attached = attached
         for loss, thread in list(self._losses):

@@ -42,10 +42,12 @@ class ModuleCalls:
     Args:
         with_kwargs: Whether hooks get keyword arguments. Torch remembers that it had such a hook, and warns of it when
             a module is compiled later.
+        is_elsewhere: Tells whether what this thread does is not of the run.
+        fail: Called with what goes wrong in a hook; it may raise it.
     """
 
-    def __init__(self, with_kwargs: bool) -> None:
-        self._with_kwargs = with_kwargs
+    def __init__(self, with_kwargs: bool, is_elsewhere: Callable[[], bool], fail: Callable[[Exception], None]) -> None:
+        self._with_kwargs, self._is_elsewhere, self._fail = with_kwargs, is_elsewhere, fail
         self._hooked: dict[int, HookedModule] = {}  # by the ids of their modules
         self._handle: RemovableHandle | None = None
 
@@ -70,7 +72,13 @@ class ModuleCalls:
         hook = self._hooked.get(id(module))
         if hook is None or hook.module_ref() is not module:  # A module that is gone had the same id.
             return None
-        return hook(module, args, given[0] if self._with_kwargs else {}, given[-1])
+        if self._is_elsewhere():  # Models that other threads train may be in the run, too.
+            return None
+        try:
+            return hook(module, args, given[0] if self._with_kwargs else {}, given[-1])
+        except Exception as error:
+            self._fail(error)
+            return None
 
 
 class Watched(Attached):
@@ -81,7 +89,8 @@ class Watched(Attached):
         optimizer: The optimizer that steps first.
         options: Which hooks, and what they may do.
         prints: Whether the closing line is printed.
-        fail: Called with what goes wrong in a step; it may raise it.
+        fail: Called with what goes wrong in a step or a forward pass; it may raise it.
+        is_elsewhere: Tells whether what this thread does is not of the run.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class Watched(Attached):
         options: Options,
         prints: bool,
         fail: Callable[[Exception], None],
+        is_elsewhere: Callable[[], bool],
     ) -> None:
         model, scaler = training
         if any(hasattr(param, "device_mesh") for param in model.parameters()):
@@ -101,7 +111,7 @@ class Watched(Attached):
             prints=prints,
         )  # fmt: skip
         self._fail = fail
-        self._module_calls = ModuleCalls(with_kwargs=options.hooks is not None)
+        self._module_calls = ModuleCalls(options.hooks is not None, is_elsewhere, fail)
         if not has_compiled():  # Models compiled later have no hooks, and need no preparation.
             dispatcher = self.run.hooks.dispatcher
             dispatcher.register, dispatcher.compilable = self._module_calls.register, False
