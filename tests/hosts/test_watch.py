@@ -372,6 +372,60 @@ def test_what_another_thread_computes_meanwhile_is_not_of_the_run(watch: Watch, 
     assert (run / "metrics.jsonl").read_text().count("train/loss") == 4
 
 
+def train_in_turns(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Compute each loss in a thread of its own, and step in this one."""
+    for _ in range(5):
+        in_thread(lambda: step(model))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_elsewhere_after_a_bare_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """As some do for the sake of a scheduler, or of the optimizer's state."""
+    optimizer.step()
+    in_thread(lambda: [step(model, optimizer) for _ in range(5)])
+
+
+def train_here_and_then_elsewhere(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The first loss of the other thread is known before its first step."""
+    for _ in range(2):
+        step(model, optimizer)
+    in_thread(lambda: [step(model, optimizer) for _ in range(2)])
+    step(model, optimizer)
+
+
+def train_here_and_then_in_turns(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Another training that began meanwhile is none of it."""
+    other = make_model()
+    optimizer_of_other = torch.optim.SGD(other.parameters(), lr=0.1)
+    with ThreadPoolExecutor(1) as elsewhere:
+        for number in range(5):
+            elsewhere.submit(step, other, optimizer_of_other).result() if number else None
+            in_thread(lambda: step(model)) if number > 1 else step(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        train_in_turns,
+        train_elsewhere_after_a_bare_step,
+        train_here_and_then_elsewhere,
+        train_here_and_then_in_turns,
+    ],
+)
+def test_losses_are_found_in_whatever_thread_they_are_computed(train: Any, watch: Watch) -> None:
+    """Each step with a loss has one, and only its own."""
+    model = make_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    watch.end()
+    (run,) = Path("runs").iterdir()
+    assert (run / "metrics.jsonl").read_text().count("train/loss") == 5
+    counters = json.loads((run / "run.json").read_text())["counters"]
+    assert (counters["batches"], counters["skipped_steps"]) == (5 + (counters["step"] == 6), 0)
+
+
 def test_a_failing_forward_hook_does_not_reach_the_script(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
     """The record ends there, which one line says."""
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -62,10 +62,12 @@ class Watch:
         self._unknown = 0  # steps of optimizers that no run has
         self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
         self._long_trainings = 0
-        self._thread: threading.Thread | None = None  # the one that trains: of several at once, the first to step
+        self._thread: threading.Thread | None = None  # the one that steps: of several at once, the first with a loss
+        self._computes = False  # whether it computes its losses itself; else other threads do
+        self._others: WeakSet[threading.Thread] = WeakSet()  # Threads that step optimizers that are in no run.
         self._thread_lock = threading.Lock()
-        # Of the backward passes since the last step, with their threads.
-        self._losses: deque[tuple[torch.Tensor, threading.Thread]] = deque(maxlen=MOST_LOSSES)
+        # Of the backward passes since the last step, with their threads, and whether the run has them.
+        self._losses: deque[tuple[torch.Tensor, threading.Thread, bool]] = deque(maxlen=MOST_LOSSES)
         self._has_loss = self._had_loss = False  # whether a backward pass was made since the last step, or ever
         self._has_closure = False  # whether the last step had one: its backward passes are not of the next step
         self._exit_code: Any = None  # what `sys.exit` was called with
@@ -94,28 +96,52 @@ class Watch:
         """Take an optimizer into the run if it is not; its own hooks come next, and do the rest."""
         if self._has_stopped or torch.compiler.is_dynamo_compiling():
             return
+        attached, losses = self.attached, list(self._losses)
+        is_known = attached is not None and any(optimizer is other for other in attached.run.optimizers)
         with self._thread_lock:
-            if self._is_elsewhere():
+            if not self._take_thread(is_known, {thread for _, thread, _ in losses}):
                 return
-            self._thread = threading.current_thread()
-        has_loss, self._has_loss, self._exit_code = self._has_loss, False, None
-        attached = self.attached
-        if attached is None or all(optimizer is not other for other in attached.run.optimizers):
+        is_missing = any(not has_run and not self._is_elsewhere(thread) for _, thread, has_run in losses)
+        has_loss, self._has_loss, self._exit_code = self._has_loss or is_missing, False, None
+        if not is_known or is_missing:
             try:
                 with keep_shown_warnings():
-                    self._meet(optimizer, has_loss)
+                    if not is_known:
+                        self._meet(optimizer, has_loss)
+                    self._report(losses, is_new_run=self.attached is not attached)
             except Exception as error:
                 self.fail(error)
         self._losses.clear()
         self._has_closure = len(args) > 1 or bool(kwargs)
 
+    def _take_thread(self, is_known: bool, computing: set[threading.Thread]) -> bool:
+        """Return whether the step that this thread makes is of the run.
+
+        Args:
+            is_known: Whether the run has the optimizer. The thread that steps it is the one that trains, from now on.
+            computing: The threads that have computed losses since the last step.
+        """
+        thread, former = threading.current_thread(), self._thread
+        if not is_known and former is not None and former is not thread and former.is_alive():
+            self._others.add(thread)
+            return False
+        if thread is not former or any(each is thread or each not in self._others for each in computing):
+            self._computes = thread in computing
+        if is_known or self._has_loss:
+            self._thread = thread
+            self._others.discard(thread)
+        return True
+
     def _backward_begins(self, loss: torch.Tensor) -> None:
-        if self._has_stopped or self._is_elsewhere():
+        if self._has_stopped:
+            return
+        thread, loss, is_elsewhere = threading.current_thread(), loss.detach(), self._is_elsewhere()
+        if not self._has_closure and not (is_elsewhere and thread in self._others):
+            self._losses.append((loss, thread, not is_elsewhere and self.attached is not None))
+        if is_elsewhere:  # If this thread steps an optimizer of the run, the loss is of that step.
             return
         self._has_loss = self._had_loss = True
-        loss = loss.detach()
-        if not self._has_closure:
-            self._losses.append((loss, threading.current_thread()))
+        self._computes = self._computes or thread is self._thread
         if self.attached is not None:
             try:
                 self.attached.backward_begins(loss)
@@ -129,10 +155,22 @@ class Watch:
             except Exception as error:
                 self.fail(error)
 
-    def _is_elsewhere(self) -> bool:
-        """Return whether another thread than this one trains, so that what this one does is not of the run."""
-        thread = self._thread
-        return thread is not None and thread is not threading.current_thread() and thread.is_alive()
+    def _report(self, losses: Iterable[tuple[torch.Tensor, threading.Thread, bool]], is_new_run: bool) -> None:
+        """Report the backward passes that the run does not have."""
+        for loss, thread, has_run in losses:
+            if self.attached is not None and (is_new_run or not has_run) and not self._is_elsewhere(thread):
+                self.attached.backward_begins(loss)
+                self.attached.backward_ends()
+
+    def _is_elsewhere(self, thread: threading.Thread | None = None) -> bool:
+        """Return whether what a thread computes, by default this one, is not of the run.
+
+        So it is while another thread trains that computes its losses itself, or once the thread has trained otherwise.
+        """
+        stepping, thread = self._thread, thread or threading.current_thread()
+        if stepping is None or stepping is thread or not stepping.is_alive():
+            return False
+        return self._computes or thread in self._others
 
     def fail(self, error: Exception) -> None:
         """End the run instead of the script, unless hooks may change what the script does."""
@@ -177,7 +215,7 @@ class Watch:
             self._problem = f"no torch.nn.Module has the parameters of the optimizer ({type(optimizer).__name__})"
 
     def _begin(self, training: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a run, and report the backward passes of its first step, unless this is another rank than 0."""
+        """Begin a run, unless this is another rank than 0."""
         from hookline.hosts.watched import Watched
         from hookline.ranks import own_rank
 
@@ -189,11 +227,6 @@ class Watch:
         attached = Watched(training, optimizer, self.options, self._prints, self.fail, self._is_elsewhere)
         attached.begin()
         self.attached = attached
-        for loss, thread in list(self._losses):
-            if thread is not self._thread:
-                continue
-            attached.backward_begins(loss)
-            attached.backward_ends()
         if self._owns_process and not hasattr(sys.exit, "__wrapped__"):
             self._watch_end(ranks.world_size)
 
