@@ -391,6 +391,18 @@ def test_a_forked_process_does_nothing(tmp_path: Path) -> None:
     assert done.record["counters"]["step"] == len(done.metrics("train/loss")) == 8
 
 
+def test_forward_hooks_that_end_when_something_is_compiled_are_named_once(tmp_path: Path) -> None:
+    """The record says so; what the script writes to files and pipes stays the script's."""
+    (tmp_path / "hooks.yaml").write_text("hooks:\n  forward: [{name: activation_stats, every: 2}]\n")
+    compiles = "        if step == 4: torch.compile(lambda x: x + 1, backend='eager')(inputs)\n"
+    code = TRAINING.replace("        model.eval()\n", compiles + "        model.eval()\n") + "train(12)\n"
+    done = python(tmp_path, code, "--hooks", tmp_path / "hooks.yaml")
+    events = map(json.loads, (done.runs[0] / "events.jsonl").read_text().splitlines())
+    (told,) = [event for event in events if event["kind"] == "hook_passed_over"]
+    assert (done.code, done.err, told["hook"]) == (0, "", "activation_stats")
+    assert told["message"] == "sees no modules from now on, because the script has compiled something"
+
+
 def test_hooks_in_a_compiled_model_compile_it_once_more(tmp_path: Path) -> None:
     """Not once for each module: none is on the wrapper, and those inside break no graph."""
     (tmp_path / "hooks.yaml").write_text("hooks:\n  forward: [{name: activation_stats, every: 10}]\n")

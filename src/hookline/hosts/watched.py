@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline.activations.compile.detection import has_compiled
 from hookline.activations.hooked_modules import HookedModule
+from hookline.core.failures import Incident
 from hookline.errors import HooklineError
 from hookline.hosts.attach import Attached
 from hookline.hosts.options import Options
@@ -56,9 +57,14 @@ class ModuleCalls:
         self._hooked[id(module)] = hook
         return SimpleNamespace(remove=partial(self._hooked.pop, id(module), None))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether hooks are called no more: not once the script has compiled anything."""
+        return bool(self._hooked) and has_compiled()
+
     def listen(self, wanted: bool) -> None:
         """Listen to the calls of all modules, or do so no more: not if none has a hook, and not to compiled code."""
-        wanted = wanted and bool(self._hooked) and not has_compiled()
+        wanted = wanted and bool(self._hooked) and not self.has_ended
         if wanted and self._handle is None:
             self._handle = register_module_forward_hook(self._call, with_kwargs=self._with_kwargs)
         elif not wanted and self._handle is not None:
@@ -111,6 +117,7 @@ class Watched(Attached):
             prints=prints,
         )  # fmt: skip
         self._fail = fail
+        self._has_told = False  # of the forward hooks that see no modules any more
         self._module_calls = ModuleCalls(options.hooks is not None, is_elsewhere, fail)
         if not has_compiled():  # Models compiled later have no hooks, and need no preparation.
             dispatcher = self.run.hooks.dispatcher
@@ -131,7 +138,14 @@ class Watched(Attached):
 
     def _listen(self) -> None:
         """Listen to module calls if a forward hook may be due in the next micro-batch."""
-        self._module_calls.listen(self._is_always_due or not self.run.hooks.scheduler.countdown)
+        is_due = self._is_always_due or not self.run.hooks.scheduler.countdown
+        self._module_calls.listen(is_due)
+        if is_due and not self._has_told and self._module_calls.has_ended:
+            self._has_told = True
+            hooks, step = self.run.hooks, self.run.progress.step
+            for entry in hooks.entries("forward"):
+                message = "sees no modules from now on, because the script has compiled something"
+                hooks.failures.report(Incident("passed_over", entry.name, "on_forward", step, message), True)
 
     def end(self, error: BaseException | None = None, signal: str | None = None) -> None:
         """End the run; no hook is called from now on."""
