@@ -96,7 +96,7 @@ def test_a_run_made_in_code_cannot_be_replayed(capsys: Captured) -> None:
     trainer = make_trainer(NanForensics(), data=data, record=True)
     trainer.train()
     assert main(["replay", str(trainer.hooks.get("nan_forensics").crash)]) == 2
-    assert "made in code; build the same trainer there and call" in capsys.readouterr().err
+    assert "created in code; build the same trainer there and call" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", [{"name": "os.system"}, {"name": "no_such_model"}])
@@ -122,8 +122,8 @@ def test_a_path_that_is_not_a_crash_is_refused(capsys: Captured) -> None:
         ({"autopsy": None}, "expected autopsy as dict"),
         ({"autopsy": {"module": "x"}}, "expected summary as str, it is not there"),
         ({"left_out": 3}, "expected left_out as dict"),
-        ({"config": None}, "made in code"),
-        ({"config": [["model", 1]]}, "made in code"),
+        ({"config": None}, "created in code"),
+        ({"config": [["model", 1]]}, "created in code"),
         ({"config": {"model": 1, "data": 2, "optimizer": 3, "trainer": [1]}}, "cannot be rebuilt"),
         ({"config": {"model": {"name": []}, "data": {}, "optimizer": None}}, "cannot be rebuilt"),
     ],

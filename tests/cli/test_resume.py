@@ -110,12 +110,12 @@ def test_a_fork_is_a_new_run(capsys: Captured) -> None:
 
 
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
-    """A missing path, and a run that was made in code, are errors."""
+    """A missing path, and a run that was created in code, are errors."""
     assert "missing: no run is in runs/; pass a run's directory" in error_of(capsys, ["resume", "missing"])
     trainer = make_trainer(record=True)
     trainer.train()
     error = error_of(capsys, ["resume", str(trainer.run_dir)])
-    assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in error
+    assert f"created in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in error
 
 
 def test_a_secret_must_be_given_again(capsys: Captured) -> None:

@@ -18,7 +18,6 @@ WORLD_SIZE = {
     # ---- what differs with the number of ranks
     "build": "a model is sharded before its optimizer is made",
     "checkpoints/saves": "a rank may have failed, and a checkpoint needs all of them",
-    "checkpoints/store": "the number that a checkpoint was saved by",
     "core/collectives": "a hook may not call a collective that others do not know of",
     "core/failures": "a note names the rank; an update that fails on one rank ends the run",
     "core/registry": "arguments of an event may be collectives; failures may switch a hook off on one rank",
