@@ -19,6 +19,7 @@ from hookline.hosts import search
 from hookline.hosts.calls import BackwardWatch
 from hookline.hosts.options import Options
 from hookline.hosts.watch import Watch
+from hookline.hosts.watched import Watched
 
 
 def make_model() -> nn.Module:
@@ -424,6 +425,19 @@ def test_losses_are_found_in_whatever_thread_they_are_computed(train: Any, watch
     assert (run / "metrics.jsonl").read_text().count("train/loss") == 5
     counters = json.loads((run / "run.json").read_text())["counters"]
     assert (counters["batches"], counters["skipped_steps"]) == (5 + (counters["step"] == 6), 0)
+
+
+def test_a_backward_pass_in_which_the_run_begins_ends_once(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of an optimizer which steps inside of it."""
+    ended: list[Any] = []
+    end = Watched.backward_ends
+    monkeypatch.setattr(Watched, "backward_ends", lambda attached: (ended.append(attached), end(attached)))
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    for _ in range(3):
+        step(model)
+    assert len(ended) == 3
 
 
 def test_a_failing_forward_hook_does_not_reach_the_script(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:

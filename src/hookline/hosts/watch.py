@@ -65,6 +65,7 @@ class Watch:
         self._thread: threading.Thread | None = None  # the one that steps: of several at once, the first with a loss
         self._computes = False  # whether it computes its losses itself; else other threads do
         self._others: WeakSet[threading.Thread] = WeakSet()  # Threads that step optimizers that are in no run.
+        self._in_backward: WeakSet[threading.Thread] = WeakSet()  # Threads in a backward pass that the run has.
         self._thread_lock = threading.Lock()
         # Of the backward passes since the last step, with their threads, and whether the run has them.
         self._losses: deque[tuple[torch.Tensor, threading.Thread, bool]] = deque(maxlen=MOST_LOSSES)
@@ -136,6 +137,7 @@ class Watch:
         if self._has_stopped:
             return
         thread, loss, is_elsewhere = threading.current_thread(), loss.detach(), self._is_elsewhere()
+        self._in_backward.discard(thread)  # An exception may have ended its last one.
         if not self._has_closure and not (is_elsewhere and thread in self._others):
             self._losses.append((loss, thread, not is_elsewhere and self.attached is not None))
         if is_elsewhere:  # If this thread steps an optimizer of the run, the loss is of that step.
@@ -143,13 +145,16 @@ class Watch:
         self._has_loss = self._had_loss = True
         self._computes = self._computes or thread is self._thread
         if self.attached is not None:
+            self._in_backward.add(thread)
             try:
                 self.attached.backward_begins(loss)
             except Exception as error:
                 self.fail(error)
 
     def _backward_ends(self) -> None:
-        if self.attached is not None and not self._is_elsewhere():
+        thread = threading.current_thread()
+        if self.attached is not None and thread in self._in_backward:  # else it began before the run, or elsewhere
+            self._in_backward.discard(thread)
             try:
                 self.attached.backward_ends()
             except Exception as error:
