@@ -173,7 +173,7 @@ def test_the_table_fits_the_terminal(width: int, capsys: Captured, monkeypatch: 
     lines = output_of(capsys, ["runs"]).splitlines()
     assert max(map(len, lines)) <= width and "".join(lines).isprintable()
     assert lines[3].startswith("20261117-085800-bkz4c0k5  " if width == 200 else "20261117-085800  ")
-    assert any("not shown" in line for line in lines) is (width < 200)
+    assert any("too narrow" in line for line in lines) is (width < 200)
 
 
 def test_a_wide_terminal_shows_cells_as_a_whole(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,8 +201,8 @@ CASES: dict[str, Hostile] = {
     "a reference to code": Hostile(hook('{name: json_log, path: "${python:1+1}"}'), "is not a reference"),
     "a reference of a shell": Hostile(hook('{name: json_log, path: "$(ls) ${HOME}"}'), "is not a reference"),
     "a reference to nothing": Hostile(hook('{name: json_log, path: "${env:}"}'), "is not set"),
-    "a reference in a reference": Hostile(hook('{name: json_log, path: "${env:${env:HOME}}"}'), "does not end"),
-    "a reference without end": Hostile(hook('{name: json_log, path: "${env:HOME"}'), "does not end"),
+    "a reference in a reference": Hostile(hook('{name: json_log, path: "${env:${env:HOME}}"}'), "is never closed"),
+    "a reference without end": Hostile(hook('{name: json_log, path: "${env:HOME"}'), "is never closed"),
     "a reference's name without end": Hostile(yaml(model='"${env:' + "x" * 90_000 + '}"'), "is not set"),
     # bytes
     "no UTF-8": Hostile(b"model: \xff\xfe", "is not UTF-8 text"),

@@ -298,7 +298,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
         ({"percentiles": "50"}, "percentiles: expected a list, each item a finite number, .*, got '50'"),
         ({"percentiles": [True]}, "percentiles: expected a finite number, .*, got True"),
         ({"param_filter": 3}, "param_filter: expected a substring of parameter names or a list of substrings, got 3"),
-        ({"param_filter": ["a", 3]}, r"param_filter: expected a part .*, got \['a', 3\]"),
+        ({"param_filter": ["a", 3]}, r"param_filter: expected a substring .*, got \['a', 3\]"),
         ({"vanishing": "x"}, "vanishing: expected a finite number, got 'x'"),
         ({"exploding": None}, "exploding: expected a finite number, got None"),
         ({"median_ratio": 2}, "median_ratio: expected a finite number, above 0 and below 1, got 2"),
