@@ -68,7 +68,9 @@ def test_equal_names_in_two_sections_do_not_collide() -> None:
 
 def test_what_cannot_be_saved_raises_at_once() -> None:
     """With the section and the path of the value, before anything is written."""
-    with pytest.raises(CheckpointError, match=r"section 'hooks': cannot save mine.value: a set cannot be saved exactly"):
+    with pytest.raises(
+        CheckpointError, match=r"section 'hooks': cannot save mine.value: a set cannot be saved exactly"
+    ):
         HostMemory().snapshot({"hooks": {"mine": {"value": {1, 2}}}})
 
 

@@ -38,7 +38,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "tests" / "test_one.py").write_text(ONE)
     (tmp_path / "tests" / "test_two.py").write_text(ONE.replace("000-01", "000-02").replace("assert False", "pass"))
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
-    (tmp_path / "torch.py").write_text("def set_num_threads(count): pass\nclass dtype: pass\n")  # all that conftest wants
+    (tmp_path / "torch.py").write_text(
+        "def set_num_threads(count): pass\nclass dtype: pass\n"
+    )  # all that conftest wants
     (tmp_path / "hookline" / "core").mkdir(parents=True)
     for empty in ("hookline/__init__.py", "hookline/core/__init__.py"):
         (tmp_path / empty).touch()

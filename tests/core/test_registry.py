@@ -943,9 +943,7 @@ def test_a_parameter_that_an_option_of_hooks_would_hide_is_refused(registry: Hoo
         def __init__(self, at: int = 3) -> None:
             self.at = at
 
-    with pytest.raises(
-        RegistrationError, match=r"Poison: 'at' is an option of hooks.*; rename the parameter"
-    ):
+    with pytest.raises(RegistrationError, match=r"Poison: 'at' is an option of hooks.*; rename the parameter"):
         registry.register(Poison, at=7)
     registry.register(Poison(at=7), "object")
     registry.register(Poison, "default")
