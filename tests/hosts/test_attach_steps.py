@@ -427,7 +427,7 @@ def test_optimizer_step_wants_to_know_which() -> None:
     model, optimizer = make()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookline.attach(model, [optimizer, other]) as hl:
-        with pytest.raises(HooklineError, match="pass one of the 2 optimizers"):
+        with pytest.raises(HooklineError, match="pass one of the run's 2 optimizers"):
             hl.optimizer_step()
         with pytest.raises(HooklineError, match="this SGD was not passed to attach"):
             hl.optimizer_step(torch.optim.SGD(model.parameters(), lr=0.1))

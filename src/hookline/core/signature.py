@@ -47,8 +47,8 @@ class Listener:
             keywords = {**dict(zip(self.names, self.positional, strict=True)), **self.keywords}
             for name in ("", *self.names[: len(given)]):
                 keywords.pop(name, None)
-            found = {parameter: values[name] for parameter, name in keywords.items() if name in values}
-            return [values[name] for name in given], found
+            by_name = {parameter: values[name] for parameter, name in keywords.items() if name in values}
+            return [values[name] for name in given], by_name
 
 
 def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner: str) -> Listener:
