@@ -111,7 +111,7 @@ def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatc
     """It is counted as lost, with a warning, and the run continues."""
     monkeypatch.setattr(_sizes, "_OTHER_LINES", 1000)
     record = start_record(tmp_path, "r")
-    with pytest.warns(RuntimeWarning, match=r"events\.jsonl: it has 1,\d+ bytes, and 1,000 is the limit; keep"):
+    with pytest.warns(RuntimeWarning, match=r"events\.jsonl: it has 1,\d+ bytes, and 1,000 is the limit; store"):
         record.event("large", 1, numbers="7" * 1000)
     record.event("small", 1)
     assert [event["kind"] for event in read_events(close_record(record))] == ["small"]
@@ -122,7 +122,7 @@ def test_a_config_too_large_to_read_is_not_written(tmp_path: Path, monkeypatch: 
     """The run does not begin, and leaves its lock to the next."""
     monkeypatch.setitem(_sizes._FILES, "config.yaml", 1000)
     record = Record.on_disk(tmp_path, config={"x": "7" * 1000}, seed=None, run_id="r")
-    with pytest.raises(RecordError, match=r"config\.yaml: it has 1,\d+ bytes, and 1,000 is the limit; keep"):
+    with pytest.raises(RecordError, match=r"config\.yaml: it has 1,\d+ bytes, and 1,000 is the limit; store"):
         record.start([])
     close_record(start_record(tmp_path, "r"))
 
@@ -205,7 +205,7 @@ def test_a_state_too_large_to_read_is_not_saved() -> None:
     hook.value = "7" * 65 * MB
     trainer = make_trainer(hook, CheckpointHook(save_every_n_steps=2), record=True)
     with pytest.raises(
-        CheckpointError, match=r"state\.json: it has 65,\d+,\d+ bytes, and 64,000,000 is the limit; keep"
+        CheckpointError, match=r"state\.json: it has 65,\d+,\d+ bytes, and 64,000,000 is the limit; store"
     ):
         trainer.train()
 
