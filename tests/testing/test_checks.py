@@ -131,11 +131,11 @@ def test_more_that_is_not_resumed() -> None:
                 trainer.note("began")
             self._noted = True
 
-    with pytest.raises(AssertionError, match=r"attribute 'steps' at the end is \[.*not saved: steps\."):
+    with pytest.raises(AssertionError, match=r"attribute 'steps' at the end is \[.*without saving: steps\."):
         assert_resumable(Holds)
-    with pytest.raises(AssertionError, match=r"(train/loss|the model's final state).*not saved: _factor\."):
+    with pytest.raises(AssertionError, match=r"(train/loss|the model's final state).*without saving: _factor\."):
         assert_resumable(Trains())
-    with pytest.raises(AssertionError, match=r"event 'began' at step \d+ is .* instead of missing.*not saved: _noted"):
+    with pytest.raises(AssertionError, match=r"event 'began' at step \d+ is .* instead of missing.*without saving: _noted"):
         assert_resumable(Notes())
 
 

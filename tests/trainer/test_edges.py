@@ -65,7 +65,7 @@ def test_a_plateau_scheduler_moves_with_the_runs_own_validation_only() -> None:
     for _ in range(4):
         trainer.validate()
     assert trainer.lr == 1.0
-    with pytest.raises(TrainingError, match="ReduceLROnPlateau waits"):
+    with pytest.raises(TrainingError, match="ReduceLROnPlateau needs"):
         train(scheduler=plateau)
 
 
