@@ -135,7 +135,7 @@ def test_more_that_is_not_resumed() -> None:
         assert_resumable(Holds)
     with pytest.raises(AssertionError, match=r"(train/loss|the model's final state).*without saving: _factor\."):
         assert_resumable(Trains())
-    with pytest.raises(AssertionError, match=r"event 'began' at step \d+ is .* instead of missing.*without saving: _noted"):
+    with pytest.raises(AssertionError, match=r"event 'began' at step \d+ is .* of missing.*without saving: _noted"):
         assert_resumable(Notes())
 
 
