@@ -32,6 +32,13 @@ def former() -> list[torch.optim.Optimizer]:
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever earlier tests have compiled in this process."""
+    for name in ("watch", "watched"):
+        monkeypatch.setattr(f"hookline.hosts.{name}.has_compiled", lambda: False)
+
+
 @pytest.fixture
 def watch(former: list[torch.optim.Optimizer]) -> Any:
     """Watch this process, with the hooks of an empty config."""
