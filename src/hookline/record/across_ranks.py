@@ -23,22 +23,16 @@ from hookline.record.record import Record
 from hookline.record.sinks import AddedSinks, Sink, SinkHandle
 
 _NONE = float("-inf")  # the maximum of nothing
-_Key = tuple[int, str, int]
+_Key = tuple[int, str, int]  # step, name, and the place among the metrics with this name in this step
 
 
 class _Metric(NamedTuple):
     """One logged number, as ranks tell each other of it: everything but its value."""
 
-    step: int
+    key: _Key
     epoch: int
-    name: str
-    number: int  # The place among the metrics with this name in this step.
     reduce: str
     time: float
-
-    @property
-    def key(self) -> _Key:
-        return self.step, self.name, self.number
 
 
 class _Prepared(NamedTuple):
@@ -196,7 +190,7 @@ class SharedRecord(Record):
         for step, epoch, name, _, logged_at in entries:
             numbers[step, name] += 1
             reduce = self._reductions.get(name, "mean") or "first"
-            described.append(_Metric(step, epoch, name, numbers[step, name], reduce, logged_at))
+            described.append(_Metric((step, name, numbers[step, name]), epoch, reduce, logged_at))
         return described
 
     def _union(self, metrics: list[_Metric], sizes: dict[str, Sizes]) -> tuple[list[_Metric], dict[str, Sizes]]:
@@ -257,8 +251,8 @@ class _MetricsOfAll:
             is_integer = type(self._own.get(metric.key)) is int and metric.reduce != "mean"
             if is_integer and math.isfinite(values[metric.key]):  # another rank's number may be NaN
                 values[metric.key] = round(values[metric.key])
-        known = (metric for metric in self._all.values() if metric.key in values)
-        return [(metric.step, metric.epoch, metric.name, values[metric.key], metric.time) for metric in known]
+        known = ((*metric.key[:2], metric) for metric in self._all.values() if metric.key in values)
+        return [(step, metric.epoch, name, values[metric.key], metric.time) for step, name, metric in known]
 
 
 def _as_float(value: Any) -> float:
