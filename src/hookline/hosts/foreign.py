@@ -83,6 +83,10 @@ class CallRecorder(TorchHook):
 class ForeignEngine(Engine):
     """Stands for work that a foreign loop does itself; only calls by hooks come here."""
 
+    def place(self, batch: Any) -> Any:
+        """Return the batch, which the loop has placed."""
+        return batch
+
     def eval_model(self, model: Any) -> Any:
         """Return the model inside of its wrappers, which may wait for other ranks."""
         return unwrap_module(model)

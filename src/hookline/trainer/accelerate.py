@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 from hookline import _device
 from hookline.errors import ConfigError, TrainingError
 from hookline.ranks import leave_ranks, own_rank
+from hookline.run.engine import Engine
 from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.loaders import Loaders
-from hookline.trainer.engine import DeviceEngine
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parallel import DataParallelEngine, ShardedEngine, kind_of_parallel, let_threads_end
 
@@ -172,7 +172,7 @@ def _is_on(name: str) -> bool:
 # ---- engines ---------------------------------------------------------------------------------------------------------
 
 
-class PreparedEngine(DeviceEngine):
+class PreparedEngine(Engine):
     """Train a prepared model with the device, the precision and the GradScaler of its Accelerator."""
 
     def __init__(self, accelerator: Any) -> None:
@@ -202,14 +202,12 @@ class PreparedShardedEngine(PreparedEngine, ShardedEngine):
     """Runs what an Accelerator prepared with FSDP2 or tensor parallelism."""
 
 
-def prepared_engine(accelerator: Any, model: torch.nn.Module) -> DeviceEngine:
+def prepared_engine(accelerator: Any, model: torch.nn.Module) -> Engine:
     """Return the engine for a prepared model, by how it is shared between processes."""
     if accelerator.num_processes > 1:
         let_threads_end()
     kinds = {"ddp": PreparedDataParallelEngine, "fsdp2": PreparedShardedEngine, "tensor": PreparedShardedEngine}
-    kind = kind_of_parallel(model)
-    engine = kinds.get(kind, PreparedEngine)(accelerator)
-    engine.averages = kind in ("ddp", "fsdp2")
+    engine = kinds.get(kind_of_parallel(model), PreparedEngine)(accelerator)
     if isinstance(engine, ShardedEngine):
         engine.find_copies(model)
     return engine

@@ -17,13 +17,13 @@ from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import ConfigError, TrainingError
 from hookline.ranks import Ranks, find_ranks, host, leave_ranks, rank_and_world_size
-from hookline.trainer.engine import DeviceEngine
+from hookline.run.engine import Engine
 from hookline.trainer.options import TrainerOptions
 
 EXIT_SECONDS = 0.1
 
 
-class DataParallelEngine(DeviceEngine):
+class DataParallelEngine(Engine):
     """Train a model that every rank holds whole: `DistributedDataParallel`."""
 
     averages = True
@@ -52,7 +52,7 @@ class DataParallelEngine(DeviceEngine):
             self._without_sync.enter_context(model.no_sync())
 
 
-class ShardedEngine(DeviceEngine):
+class ShardedEngine(Engine):
     """Train a model that the ranks hold in shards: FSDP2's `fully_shard`, or tensor parallelism.
 
     Args:
@@ -63,10 +63,7 @@ class ShardedEngine(DeviceEngine):
     forward_is_collective = True
     averages = True
     _first_rank: int | None = None
-
-    def __init__(self, device: torch.device, precision: str = "fp32") -> None:
-        super().__init__(device, precision)
-        self._syncs = True
+    _syncs = True  # whether FSDP reduces gradients in the current backward pass
 
     def find_copies(self, model: torch.nn.Module) -> None:
         """Find out which ranks have the same batches: those of a tensor-parallel group, all of them without FSDP."""
@@ -150,7 +147,7 @@ def let_threads_end() -> None:
     atexit.register(time.sleep, EXIT_SECONDS)
 
 
-def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> DeviceEngine:
+def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> Engine:
     """Return the engine for a model: as it is wrapped, or as `parallel` asks.
 
     Raises:
@@ -190,7 +187,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
         return engine
     if kind == "ddp" or (requested == "ddp" and ranks.world_size > 1):
         return DataParallelEngine(device, options.precision)
-    return DeviceEngine(device, options.precision)
+    return Engine(device, options.precision)
 
 
 def _check_devices(ranks: Ranks, device: torch.device) -> None:
