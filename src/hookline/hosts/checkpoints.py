@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hookline._names import plain_state_dict
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.errors import CheckpointError
 from hookline.run.agreement import SaveName
-from hookline.run.event_args import GivenArgs
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state
 from hookline.run.saved_parts import check_groups, check_kind, load_saved_weights
@@ -40,7 +38,7 @@ class ForeignCheckpoints(SavingRun):
         for name in self.requested_names(self.take_requests()):
             with self.report_failed_save(step):
                 path = self._write_checkpoint(name)
-                self.report_saved(path, GivenArgs(self.event_args, SimpleNamespace(step=step)))
+                self.report_saved(path, step)
                 if self.also_save is not None:
                     self.also_save(path)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from hookline._console import logger
 from hookline.core.failures import hook_notes
@@ -48,13 +50,13 @@ class SavingRun(Run):
         """Return the name of a checkpoint that was given none."""
         return f"step-{self.progress.steps_done:08d}"
 
-    def report_saved(self, path: Path, args: GivenArgs) -> None:
-        """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
+    def report_saved(self, path: Path, step: int, **given: Any) -> None:
+        """Record a durable checkpoint and fire on_checkpoint_save; `given` are more arguments of the saved step."""
         self.event_args.set_checkpoint(str(path))
-        self.last_saved_step = args.step
-        self.note("checkpoint_saved", args.step, path=str(path))
+        self.last_saved_step = step
+        self.note("checkpoint_saved", step, path=str(path))
         if handler := self.hooks.slots.on_checkpoint_save:
-            handler(args)
+            handler(GivenArgs(self.event_args, SimpleNamespace(step=step, **given)))
 
     @contextmanager
     def report_failed_save(self, step: int) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from hookline.build import SimpleTrainer
 from hookline.checkpoints.format import Section, decode
 from hookline.ranks import Ranks
-from hookline.run.event_args import GivenArgs
 from hookline.trainer.sections import collect_sections, restore_sections
 
 
@@ -110,7 +108,7 @@ class SyntheticTrainer(SimpleTrainer):
         if self.checkpoint_dir is not None:
             return super().save_checkpoint(name)
         path = Path(name or self.step_name())
-        self.report_saved(path, GivenArgs(self.event_args, SimpleNamespace()))
+        self.report_saved(path, self.step)
         return path
 
     def at_boundary(self) -> bool:

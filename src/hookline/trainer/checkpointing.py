@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hookline._console import logger
@@ -19,7 +18,6 @@ from hookline.checkpoints.store import SavedCheckpoint
 from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
-from hookline.run.event_args import GivenArgs
 from hookline.run.saving import SavingRun
 from hookline.runs.named import find_run
 from hookline.trainer.epochs import EpochRun
@@ -31,7 +29,9 @@ class PendingSave:
     """A checkpoint that is being written while training continues, or was written and is not reported yet."""
 
     name: str
-    args: GivenArgs
+    step: int
+    given: Mapping[str, Any]
+    """The other arguments that on_checkpoint_save gets at a later step: the counters of this one."""
     save: Save
     written: Future[Any]
     state: SavedState
@@ -106,7 +106,7 @@ class CheckpointedRun(SavingRun, EpochRun):
                 save, self._pending = self._pending, None
                 wait([save.written])
                 save.save.abandon()
-                raise CheckpointError(f"step {save.args.step} has no checkpoint: a rank failed while it was written")
+                raise CheckpointError(f"step {save.step} has no checkpoint: a rank failed while it was written")
             self.finish_save()
         except Exception as another:
             logger.warning("while the run was ending: %s", error_text(another))
@@ -143,9 +143,7 @@ class CheckpointedRun(SavingRun, EpochRun):
         with self.hooks.collectives.allow("save_checkpoint()"):
             save = self._begin_save(name or self.step_name(), copies=False)
             path = save.finish(save.write)
-            # After a failure in the middle of a step it is of the step before.
-            args = GivenArgs(self.event_args, SimpleNamespace(step=self.progress.steps_done))
-            self.report_saved(path, args)
+            self.report_saved(path, self.progress.steps_done)  # after a failure in a step it is of the step before
             return path
 
     def find_frozen(self) -> None:
@@ -189,10 +187,8 @@ class CheckpointedRun(SavingRun, EpochRun):
                 if self.options.async_save and self.status == "training":
                     save = self._begin_save(name, copies=True)
                     written = _in_thread(save.write)
-                    # on_checkpoint_save is fired at a later step, with the counters of this one.
-                    now = self.event_args
-                    args = GivenArgs(now, SimpleNamespace(step=now.step, epoch=now.epoch, tokens_seen=now.tokens_seen))
-                    self._pending = PendingSave(name, args, save, written, self._state)
+                    counters = {"epoch": self.epoch, "tokens_seen": self.event_args.tokens_seen}
+                    self._pending = PendingSave(name, self.step, counters, save, written, self._state)
                     self.request_boundary()  # from the next step on, `_poll_save` is called after each, on all ranks
                 else:  # a run that is closing has nothing else to do
                     self.save_checkpoint(name)
@@ -276,7 +272,7 @@ class CheckpointedRun(SavingRun, EpochRun):
             return
         ranks, done = self.ranks, self._pending.written.done()
         if ranks.world_size > 1:
-            passed = self.progress.step - self._pending.args.step
+            passed = self.progress.step - self._pending.step
             done = passed.bit_count() == 1 and not ranks.decide(not done)
         if done:
             self.finish_save()
@@ -286,10 +282,10 @@ class CheckpointedRun(SavingRun, EpochRun):
         if self._pending is not None:
             wait([self._pending.written])  # an interruption in here leaves it pending
             save, self._pending = self._pending, None
-            with self.report_failed_save(save.args.step):
+            with self.report_failed_save(save.step):
                 path = save.save.finish(save.written.result)
                 self._saved = save.state
-                self.report_saved(path, save.args)
+                self.report_saved(path, save.step, **save.given)
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
