@@ -26,10 +26,10 @@ from hookline.errors import RegistrationError
 from hookline.hosts.checkpoints import ForeignCheckpoints
 from hookline.hosts.truth import ATTACH, Host
 from hookline.ranks import Ranks
+from hookline.run.control import ModelCall
 from hookline.run.engine import Engine
 from hookline.run.epoch_stats import EpochStats
 from hookline.run.manager import HookManager
-from hookline.run.model_call import ModelCall
 from hookline.run.rng import rng_state
 from hookline.run.step_log import LOSS, LR
 from hookline.run.window import MicroBatch, Window
@@ -480,7 +480,7 @@ class ForeignRun(ForeignCheckpoints):
 
     def _end_optimizers(self) -> None:
         """Count a skipped step, and make the sum of what was passed to backward the loss of the step."""
-        self.end_optimizers(clears=False)
+        self.end_optimizers()
         args = self.event_args
         if args.micro_batches:
             loss = args.window_tensor()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from hookline._words import nearest
 from hookline.errors import HooklineError, cut
 from hookline.record.metrics import REDUCTIONS
-from hookline.run.model_call import ModelCall
 from hookline.run.rng import preserve_rng, restore_rng
 from hookline.run.status import Stop
 from hookline.run.view import RunView
@@ -24,8 +24,31 @@ if TYPE_CHECKING:
     from hookline.core.shared_part import SharedPart
 
 
-class RunLog(RunView):
-    """A run as hooks log to it."""
+@dataclass
+class ModelCall:
+    """A call of the model as a loop made it, to repeat it where nothing knows how the loss is computed."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: torch.dtype | None
+    """The dtype of the autocast that the call was made in, if it was."""
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Self:
+        """Return the call that is being made."""
+        is_on = torch.is_autocast_enabled(device.type)
+        return cls(args, kwargs, torch.get_autocast_dtype(device.type) if is_on else None)
+
+    def repeat(self, model: torch.nn.Module, device: torch.device) -> Any:
+        """Call a model in the same way, and return its output."""
+        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
+            return model(*self.args, **self.kwargs)
+
+
+class RunControl(RunView):
+    """A run as hooks see it, log to it and control it: their argument `trainer`."""
+
+    # ---- logging -----------------------------------------------------------------------------------------------------
 
     def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
         """Record a number or a one-element tensor; never waits for the device or for other ranks.
@@ -116,9 +139,7 @@ class RunLog(RunView):
         added = {name: numbers.tolist() for name, numbers in self.ranks.add_up(weighted).items()}
         return {name: total / weight for name, (total, weight) in added.items() if weight}
 
-
-class RunControl(RunLog):
-    """A run as hooks see it, log to it and control it: their argument `trainer`."""
+    # ---- control -----------------------------------------------------------------------------------------------------
 
     @property
     def lr(self) -> float:

@@ -15,12 +15,12 @@ from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED, Event
 from hookline.core.entry import Entry
 from hookline.errors import RegistrationError
 from hookline.record.record import Record
-from hookline.run.model_call import ModelCall
 from hookline.run.rng import rng_state
 
 if TYPE_CHECKING:
     from hookline.ranks import Ranks
     from hookline.run.agreement import Agreement
+    from hookline.run.control import ModelCall
     from hookline.run.engine import Engine
     from hookline.run.epoch_stats import EpochStats
     from hookline.run.event_args import EventArgs

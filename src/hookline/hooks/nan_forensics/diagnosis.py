@@ -17,9 +17,8 @@ from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
 from hookline._text import first_of
 from hookline.activations.debug import Debug, statistics_of
 from hookline.core.base import ForwardHook
-from hookline.run.control import RunControl
+from hookline.run.control import ModelCall, RunControl
 from hookline.run.manager import HookManager
-from hookline.run.model_call import ModelCall
 
 _OPERATION = re.compile(r"Function '(\w+)'")
 NAMES_SHOWN = 3

@@ -32,8 +32,7 @@ from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
 from hookline.record.format import utc_now
 from hookline.record.json_lines import write_json_atomic
-from hookline.run.control import RunControl
-from hookline.run.model_call import ModelCall
+from hookline.run.control import ModelCall, RunControl
 
 REPORT, STATE = "crash.json", "state"
 
