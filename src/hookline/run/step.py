@@ -11,7 +11,7 @@ An event without listeners is None in `hooks.slots`: it costs one branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import time
 from types import SimpleNamespace
@@ -168,27 +168,22 @@ class Steps(RunControl):
             self._note_lr()
             handler(self.event_args)
 
-    def end_optimizers(self, clears: bool = True) -> None:
-        """Count a skipped step, update the loss scale, record losses by loader, step the schedulers, call `zero_grad`.
-
-        Args:
-            clears: Whether to call `zero_grad`, which clears the gradients where the host leaves that to the run.
-        """
+    def end_optimizers(self) -> None:
+        """Count a skipped step and update the loss scale; the loop clears the gradients next."""
         self.event_args.optimizer_idx, self._ended_at = 0, self.progress.step
         if self._skipped:
             self.run_status.skipped_steps += 1
         self.engine.update_scale()
-        self.record_loader_losses()
         self._note_lr()
-        self.step_schedulers_after(self._skipped)
-        if clears:
-            self.zero_grad()
 
     def end_failed_step(self) -> None:
-        """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
+        """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights.
+
+        The gradients stay, because hooks may look into them for what went wrong.
+        """
         if self._stepped is not None and self._ended_at != self.progress.step:
             self._skipped = self.optimizers[self.optimizers.index(self._stepped) + 1 :]
-            self.end_optimizers(clears=False)  # hooks may look into the gradients for what went wrong
+            self.end_optimizers()
 
     @property
     def is_in_step(self) -> bool:
@@ -386,18 +381,6 @@ class Steps(RunControl):
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""
         return Window(self.engine)
-
-    def record_loader_losses(self) -> None:
-        """Record the loss of the step for each of several loaders."""
-
-    def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
-        """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""
-
-    def zero_grad(self) -> None:
-        """Clear the gradients, if the host leaves that to the run, as our trainer does.
-
-        Here nothing is done: the loop clears them after `end_optimizers`, as it did before it had a run.
-        """
 
     def work_at_boundary(self) -> None:
         """Do what is due after this step."""

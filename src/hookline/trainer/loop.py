@@ -46,6 +46,7 @@ def train_batch(run: Trainer, batch: Any) -> Tensor:
         if run.gradients_ready():
             for optimizer in run.optimizers:
                 run.step_optimizer(optimizer)  # on_before_optimizer_step, on_after_optimizer_step
-        run.end_optimizers()  # skipped steps, loss scale, losses by loader, schedulers, zero_grad
+        run.end_optimizers()  # skipped steps, loss scale, losses by loader, schedulers
+        run.zero_grad()
     run.end_batch()  # on_train_batch_end; at the end of a window on_step_end
     return loss.detach()

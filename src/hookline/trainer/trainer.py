@@ -331,11 +331,13 @@ class Trainer(CheckpointedRun):
         for param in self.unowned_params:
             param.grad = None
 
-    def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
-        """Step the schedulers by steps, except those of optimizers that were skipped, and record the rate."""
+    def end_optimizers(self) -> None:
+        """Record losses by loader and the rate, and step the schedulers of the optimizers that were not skipped."""
+        super().end_optimizers()
+        self.record_loader_losses()
         if self.schedulers and self.options.scheduler_interval == "step":
             self.step_log.add(LR, self.event_args.used_lr)
-            self.step_schedulers([optimizer for optimizer in self.optimizers if optimizer not in skipped])
+            self.step_schedulers([optimizer for optimizer in self.optimizers if optimizer not in self._skipped])
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Step the schedulers of the optimizers that stepped (all by default), except those that need a metric."""
