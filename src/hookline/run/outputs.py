@@ -52,13 +52,14 @@ def find_target(result: Any, batch: Any) -> Any:
 
 def single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics that are one number: hooks may pass each other anything, but a record holds numbers."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if isinstance(value, (int, float))
-        or is_numpy_number(value)
-        or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    }
+    return {key: value for key, value in metrics.items() if is_number(value)}
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is one number: Python's, NumPy's or a tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float)) or is_numpy_number(value)
 
 
 def is_numpy_number(value: Any) -> bool:

@@ -22,7 +22,7 @@ from hookline._tensors import copy_on_write, iter_tensors, map_tensors
 from hookline.core.rng_guard import TrainingStreams
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import Ranks
-from hookline.run.outputs import UNKNOWN, as_python_number, find_target, is_numpy_number
+from hookline.run.outputs import UNKNOWN, as_python_number, find_target, is_number
 from hookline.trainer.built_in_metrics import SumMetric
 
 PHASES = ("train", "validation")
@@ -305,9 +305,8 @@ def _as_numbers(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         parts = (_as_numbers(f"{name}/{inner}", item) for inner, item in value.items())
         return {key: number for part in parts for key, number in part.items()}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return {name: value.detach().reshape(())}
-    if isinstance(value, (int, float)) or is_numpy_number(value):
-        return {name: float(as_python_number(value))}
+    if is_number(value):
+        is_tensor = isinstance(value, torch.Tensor)
+        return {name: value.detach().reshape(()) if is_tensor else float(as_python_number(value))}
     shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
     raise TrainingError(f"the metric {name!r} gave {shown}; a metric is one number, or a dict of numbers by name")

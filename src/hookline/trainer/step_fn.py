@@ -16,7 +16,7 @@ from hookline.run.outputs import (
     as_python_number,
     detached_copy,
     find_target,
-    is_numpy_number,
+    is_number,
 )
 from hookline.trainer.accelerate import unwrap_optimizer
 from hookline.trainer.metrics import TrainingMetrics
@@ -179,14 +179,12 @@ def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def _is_metric(key: Any, value: Any) -> bool:
-    if key in ("loss", "output", "target") or not isinstance(key, str):
+    if key in ("loss", "output", "target") or not isinstance(key, str) or not is_number(value):
         return False
-    if not isinstance(value, torch.Tensor):
-        return isinstance(value, (int, float)) or is_numpy_number(value)
-    if value.is_complex() and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.is_complex():
         what = f"{key!r}, beside the loss, is a complex number"
         raise TrainingError(f"{what}, which a record cannot store; return a real number")
-    return value.numel() == 1
+    return True
 
 
 def _describe(result: Any) -> str:
