@@ -151,8 +151,8 @@ class _Piece:
     region: Region
 
 
-Like = Callable[[str, torch.Size, bool], torch.Tensor | None]
-"""Returns the tensor whose layout a saved one takes, given its name, shape and whether it was saved in shards."""
+Like = Callable[[str, bool], torch.Tensor | None]
+"""Returns the tensor whose layout a saved one takes, given its name and whether it was saved in shards."""
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):
@@ -196,7 +196,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
-        target = None if self._like is None else self._like(name, shape, name in self._sharded)
+        target = None if self._like is None else self._like(name, name in self._sharded)
         if target is None or not is_sharded(target) or target.shape != shape:
             return self._read(name, tuple(map(range, shape)))
         return _from_local(self._read(name, _region(target)), target)

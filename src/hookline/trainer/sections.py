@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 SAME_SECTIONS = (
     "optimizers", "optimizer_settings", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen",
 )  # fmt: skip
-_OF_PARAMETER = re.compile(r"(\d+)\.state\.(\d+)\.")  # names of an optimizer's saved tensors
 
 
 def collect_sections(run: CheckpointedRun) -> dict[str, Any]:
@@ -234,21 +232,17 @@ def _processes(count: int) -> str:
 def _like_weights(model: torch.nn.Module) -> Like:
     """Return a function that finds a tensor of a model's state by the name under which it was saved."""
     present = plain_state_dict(model)
-    return lambda name, shape, sharded: present.get(name)
+    return lambda name, sharded: present.get(name)
 
 
 def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
     """Return a function that finds the parameter that a saved tensor of an optimizer belongs to."""
-    params = [[param for group in optimizer.param_groups for param in group["params"]] for optimizer in optimizers]
-
-    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
-        match = _OF_PARAMETER.match(name)
-        if match is None or int(match[1]) >= len(params) or int(match[2]) >= len(params[int(match[1])]):
-            return None
-        param: torch.Tensor = params[int(match[1])][int(match[2])]
-        return param
-
-    return find
+    params = {
+        f"{index}.state.{place}": param
+        for index, optimizer in enumerate(optimizers)
+        for place, param in enumerate(param for group in optimizer.param_groups for param in group["params"])
+    }
+    return lambda name, sharded: params.get(".".join(name.split(".")[:3]))  # followed by "exp_avg", for instance
 
 
 def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
@@ -258,7 +252,7 @@ def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
     """
     present, then = plain_state_dict(model), saved.tensors("model")
 
-    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
+    def find(name: str, sharded: bool) -> torch.Tensor | None:
         parts = name.split(".")
         names = (".".join(parts[index:]) for index in range(len(parts)))
         match = next((candidate for candidate in names if candidate in present), None)
