@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from bench.table import Table
 from hookline import Trainer, get_trainer
-from hookline.checkpoints import read_checkpoint, write_checkpoint
+from hookline.checkpoints.store import read_checkpoint, write_checkpoint
 
 TITLE = "Checkpoint of 124M parameters and Adam's state"
 PARAMETERS, LAYERS = 124_000_000, 48

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hookline import _fs
-from hookline.checkpoints import newest_good, read_checkpoint, verify_checkpoint, write_checkpoint
+from hookline.checkpoints.store import newest_good, read_checkpoint, verify_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 CALLS = ("open", "write", "fsync", "rename")

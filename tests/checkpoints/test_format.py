@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hookline.checkpoints import read_checkpoint, write_checkpoint
+from hookline.checkpoints.store import read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hookline.checkpoints import (
+from hookline.checkpoints.store import (
     list_checkpoints,
     newest_good,
     read_checkpoint,

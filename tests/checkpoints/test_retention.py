@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hookline.checkpoints import list_checkpoints, newest_good, verify_checkpoint, write_checkpoint
 from hookline.checkpoints.retention import delete_checkpoints
+from hookline.checkpoints.store import list_checkpoints, newest_good, verify_checkpoint, write_checkpoint
 
 
 def write(*steps: int) -> Path:

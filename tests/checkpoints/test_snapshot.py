@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.checkpoints import read_checkpoint, write_checkpoint
 from hookline.checkpoints.saves import HostMemory
+from hookline.checkpoints.store import read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 

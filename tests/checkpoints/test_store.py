@@ -19,14 +19,14 @@ import torch
 from builders import make_batches, make_trainer
 
 from hookline import SimpleTrainer, _fs
-from hookline.checkpoints import (
+from hookline.checkpoints.store import (
     list_checkpoints,
     newest_good,
     read_checkpoint,
+    temporary_name,
     verify_checkpoint,
     write_checkpoint,
 )
-from hookline.checkpoints.store import temporary_name
 from hookline.errors import CheckpointError
 
 DEAD_PID = 2**22 + 1  # larger than any id that the kernel assigns
@@ -148,7 +148,7 @@ def test_a_killed_process_leaves_a_temporary_that_the_next_save_removes(tmp_path
         from pathlib import Path
         import torch
         from hookline import _fs
-        from hookline.checkpoints import write_checkpoint
+        from hookline.checkpoints.store import write_checkpoint
         real = _fs.os.write
         def die(*args):
             real(*args)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from commands import Captured, error_of, output_of
 
-from hookline.checkpoints import write_checkpoint
+from hookline.checkpoints.store import write_checkpoint
 from hookline.cli import main
 
 

@@ -11,7 +11,7 @@ from builders import make_trainer
 from commands import Captured, error_of, output_of
 
 from hookline import NanForensics, load_config, register_model, trainer_from_config
-from hookline.checkpoints import write_checkpoint
+from hookline.checkpoints.store import write_checkpoint
 from hookline.cli import main
 from hookline.demo.char_gpt import CharGPT
 from hookline.hooks.nan_forensics.dump import read_crash

@@ -13,7 +13,7 @@ from builders import make_trainer
 from commands import Captured, error_of, output_of
 
 from hookline import read_metrics, register_hook
-from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.cli import main
 from hookline.record import read_jsonl
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hookline.checkpoints import write_checkpoint
+from hookline.checkpoints.store import write_checkpoint
 from hookline.run.rng import preserve_rng, restore_rng
 from hookline.run.run import Run
 

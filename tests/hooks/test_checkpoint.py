@@ -20,7 +20,8 @@ from run_control import PlainRun
 from safetensors.torch import load_file
 
 from hookline import CheckpointHook, EarlyStopping, HooksConfig, ModelCheckpoint, Trainer
-from hookline.checkpoints import read_checkpoint, retention
+from hookline.checkpoints import retention
+from hookline.checkpoints.store import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, MetricMissing
 from hookline.runs.reader import read_events
 

@@ -12,7 +12,7 @@ from rank_runs import agree_each_step, make_batches, make_trainer
 from torch import nn
 
 from hookline import Trainer, TrainingHook
-from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.errors import RankError, TrainingError
 from hookline.record import read_events
 from hookline.run import progress

@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import ResumableSampler, SimpleTrainer, Trainer, TrainingHook
-from hookline.checkpoints import read_checkpoint, verify_checkpoint
-from hookline.checkpoints.store import temporary_name
+from hookline.checkpoints.store import read_checkpoint, temporary_name, verify_checkpoint
 from hookline.cli import main
 
 KINDS = ["ddp", "fsdp2"]

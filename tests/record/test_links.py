@@ -8,7 +8,7 @@ import pytest
 from builders import make_trainer
 
 from hookline import HooklineError, Trainer, read_layers, read_metrics
-from hookline.checkpoints import write_checkpoint
+from hookline.checkpoints.store import write_checkpoint
 from hookline.cli import main
 from hookline.record import read_json
 from hookline.record.record import CONTENTS

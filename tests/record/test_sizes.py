@@ -14,7 +14,7 @@ from builders import make_trainer
 from records import close_record, start_record
 
 from hookline import CheckpointHook, TrainingHook, _sizes, load_run
-from hookline.checkpoints import read_checkpoint, verify_checkpoint
+from hookline.checkpoints.store import read_checkpoint, verify_checkpoint
 from hookline.cli import main
 from hookline.config.load import load_config
 from hookline.errors import CheckpointError, ConfigError, HooklineError, RecordError, error_text, traceback_text

@@ -23,9 +23,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
-from hookline.checkpoints import list_checkpoints
 from hookline.checkpoints.format import encode_section
 from hookline.checkpoints.saves import HostMemory
+from hookline.checkpoints.store import list_checkpoints
 from hookline.errors import CheckpointError
 from hookline.record import read_events, read_json
 

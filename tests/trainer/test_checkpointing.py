@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, EarlyStopping, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
-from hookline.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
+from hookline.checkpoints.store import list_checkpoints, read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError
 from hookline.record import read_events, read_json
 

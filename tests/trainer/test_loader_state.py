@@ -12,7 +12,7 @@ from read_batches import Reader
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from hookline import ResumableSampler
-from hookline.checkpoints import list_checkpoints, read_checkpoint
+from hookline.checkpoints.store import list_checkpoints, read_checkpoint
 from hookline.errors import CheckpointError
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, TrainingError
 
 

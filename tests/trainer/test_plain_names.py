@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from hookline import EarlyStopping, EMAHook, GradientMonitor, HookManager, read_layers
 from hookline.activations.monitor import Monitor
-from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.gradients.gradient_flow import gradient_flow
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline import EarlyStopping, Trainer, TrainingHook, replay_crash
-from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.cli import main
 from hookline.errors import CheckpointError
 

@@ -22,10 +22,9 @@ from hookline._fs import explain, refuse_link, rename_to_free_name
 from hookline._names import load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
 from hookline._tensors import is_sharded
 from hookline.activations.debug import statistics_of
-from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
-from hookline.checkpoints.format import Section
+from hookline.checkpoints.format import Section, encode
 from hookline.checkpoints.frozen import fill_in_frozen
-from hookline.checkpoints.store import temporary_name
+from hookline.checkpoints.store import read_checkpoint, temporary_name, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError, got
 from hookline.gradients.view import local_tensor
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
