@@ -15,11 +15,11 @@ from hookline.errors import CheckpointError
 from hookline.run.agreement import SaveName
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state
+from hookline.run.run import Run
 from hookline.run.saved_parts import check_groups, check_kind, load_saved_weights
-from hookline.run.saving import SavingRun
 
 
-class ForeignCheckpoints(SavingRun):
+class ForeignCheckpoints(Run):
     """A run that writes checkpoints after its steps, and can continue from them."""
 
     also_save: Callable[[Path], None] | None = None

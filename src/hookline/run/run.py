@@ -24,14 +24,14 @@ from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import Incident, first_failure, hook_notes
-from hookline.errors import HooklineError, RankError, TrainingError, add_note, error_text, traceback_text
+from hookline.errors import RankError, TrainingError, add_note, error_text, traceback_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import Ranks
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
 from hookline.record.redaction import redacted_log
 from hookline.record.strict_json import field_values
-from hookline.run.agreement import Agreement, SaveName
+from hookline.run.agreement import Agreement
 from hookline.run.ending import closing_line, judge_run, report_run
 from hookline.run.engine import Engine
 from hookline.run.event_args import EventArgs, GivenArgs
@@ -444,16 +444,9 @@ class Run(Steps):
         """Whether this process prints what the run does."""
         return False
 
-    last_saved_step: int | None = None
-    """The step of the checkpoint that was written or loaded last in this run."""
-
     def position(self) -> dict[str, Any] | None:
         """Return where the loaders are inside an epoch, None between two epochs."""
         return self.progress.position
-
-    def save_at_boundary(self, name: SaveName) -> None:
-        """Write a checkpoint at the next boundary."""
-        raise HooklineError(f"{type(self).__name__} cannot save checkpoints")
 
     # ---- what is recorded about it ---------------------------------------------------------------------------------
 

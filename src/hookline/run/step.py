@@ -1,6 +1,6 @@
 """The step methods of a run, which fire its events: when each thing of a step happens, loss scale included.
 
-Epochs, validations and boundaries, which a loop may have, are here, too.
+Epochs, validations, boundaries and checkpoints, which a loop may have, are here, too. Its host decides what is saved.
 
     begin_batch → compute_loss → backward → window_is_complete
     at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers → clear gradients
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from time import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookline._console import logger
 from hookline.core.costs import CostMonitor
-from hookline.errors import HooklineError, add_note
+from hookline.core.failures import hook_notes
+from hookline.errors import CheckpointError, HooklineError, add_note, cut
+from hookline.run.agreement import SaveName
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
+from hookline.run.event_args import GivenArgs
 from hookline.run.outputs import UNKNOWN, single_numbers
 from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
 from hookline.run.saved_parts import missing_state
@@ -369,6 +374,54 @@ class Steps(RunControl):
                 self.stop_reading()
         self.is_reading = True
         return is_over
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    stops_without_checkpoint = False
+    """Whether a checkpoint that cannot be written ends the run."""
+    last_saved_step: int | None = None
+    """The step of the checkpoint that was written or loaded last in this run."""
+
+    def save_at_boundary(self, name: SaveName) -> None:
+        """Write a checkpoint at the next boundary."""
+        self._requests += (name,)
+
+    def take_requests(self) -> tuple[SaveName, ...]:
+        """Return the names that were requested, and forget the requests."""
+        names, self._requests = self._requests, ()
+        return names
+
+    def requested_names(self, names: tuple[SaveName, ...]) -> list[str]:
+        """Return what to call the checkpoints that were requested, each name once."""
+        unnamed = self.step_name()
+        self.requested_checkpoints |= {given or unnamed for given in names if not callable(given)}
+        return list(dict.fromkeys((given() if callable(given) else given) or unnamed for given in names))
+
+    def step_name(self) -> str:
+        """Return the name of a checkpoint that was given none."""
+        return f"step-{self.progress.steps_done:08d}"
+
+    def report_saved(self, path: Path, step: int, **given: Any) -> None:
+        """Record a durable checkpoint and fire on_checkpoint_save; `given` are more arguments of the saved step."""
+        self.event_args.set_checkpoint(str(path))
+        self.last_saved_step = step
+        self.note("checkpoint_saved", step, path=str(path))
+        if handler := self.hooks.slots.on_checkpoint_save:
+            handler(GivenArgs(self.event_args, SimpleNamespace(step=step, **given)))
+
+    @contextmanager
+    def report_failed_save(self, step: int) -> Iterator[None]:
+        """Count and record a save that fails in the block; `stops_without_checkpoint` decides whether the run ends."""
+        try:
+            yield
+        except CheckpointError as error:
+            if hook_notes(error):  # a hook's own failure, which its policy decides about
+                raise
+            self.run_status.failed_saves += 1
+            self.note("checkpoint_failed", step, error=cut(str(error)))
+            if self.stops_without_checkpoint:
+                raise
+            logger.warning("step %d has no checkpoint, training continues: %s", step, error)
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from hookline.run.rng import rng_state
 
 if TYPE_CHECKING:
     from hookline.ranks import Ranks
-    from hookline.run.agreement import Agreement
+    from hookline.run.agreement import Agreement, SaveName
     from hookline.run.control import ModelCall
     from hookline.run.engine import Engine
     from hookline.run.epoch_stats import EpochStats
@@ -278,15 +278,14 @@ class RunView:
         """The name of the checkpoint that is being written in the background, if any."""
         return None
 
+    requested_checkpoints: AbstractSet[str] = frozenset()
+    """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
+    _requests: tuple[SaveName, ...] = ()  # names of the checkpoints to write at the next boundary
+
     @property
     def pending_save(self) -> str | None:
         """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
-        return None
-
-    @property
-    def requested_checkpoints(self) -> AbstractSet[str]:
-        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-        return frozenset()
+        return "request" if self._requests else None
 
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
         """Return shape, dtype and sum of bits of the frozen parameters that checkpoints omit; often none."""

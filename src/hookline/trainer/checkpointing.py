@@ -18,7 +18,6 @@ from hookline.checkpoints.store import SavedCheckpoint
 from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
-from hookline.run.saving import SavingRun
 from hookline.runs.named import find_run
 from hookline.trainer.epochs import EpochRun
 from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
@@ -40,7 +39,7 @@ class PendingSave:
 SavedState = tuple[int, int, bool]  # steps and micro-batches that are done, and whether the epoch is over
 
 
-class CheckpointedRun(SavingRun, EpochRun):
+class CheckpointedRun(EpochRun):
     """A run that writes checkpoints and resumes from them: those that were requested, and the one being written.
 
     With `async_save` a checkpoint is copied to the host at a boundary, a thread writes the copy, and a later boundary
@@ -73,11 +72,6 @@ class CheckpointedRun(SavingRun, EpochRun):
     def pending_save(self) -> str | None:
         """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
         return "signal" if self._needs_save else super().pending_save
-
-    @property
-    def stops_without_checkpoint(self) -> bool:  # type: ignore[override]
-        """Whether a checkpoint that cannot be written ends the run."""
-        return self.options.on_save_error == "stop"
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 

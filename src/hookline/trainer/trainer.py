@@ -86,6 +86,7 @@ class Trainer(CheckpointedRun):
     def __init__(self, parts: Components) -> None:
         self.options = options = parts.options
         self.warn_above, self.writes_report = options.warn_above, options.report
+        self.stops_without_checkpoint = options.on_save_error == "stop"
         ranks = find_ranks()
         logger.rank = ranks.rank
         if parts.optimizer_step is not None and parts.engine.scaler is not None:
