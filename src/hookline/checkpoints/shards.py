@@ -149,6 +149,9 @@ class _Piece:
     file: Path
     opened: Any
     region: Region
+    shape: torch.Size
+    """The shape of the whole tensor."""
+    is_shard: bool
 
 
 Like = Callable[[str, bool], torch.Tensor | None]
@@ -167,8 +170,6 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     def __init__(self, files: Sequence[Path], device: str, like: Like | None = None) -> None:
         self._device, self._like = device, like
         self._pieces: dict[str, list[_Piece]] = {}
-        self._shapes: dict[str, torch.Size] = {}
-        self._sharded: set[str] = set()
         for file in files:
             with failing_as(f"cannot load {file} to {device}"):
                 self._open(file)
@@ -178,11 +179,8 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         places = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
         for name in opened.keys():  # noqa: SIM118 - it is not a dict
             size, place = opened.get_slice(name).get_shape(), places.get(name, {})
-            region = _block(place.get(OFFSETS, [0] * len(size)), size)
-            self._pieces.setdefault(name, []).append(_Piece(file, opened, region))
-            self._shapes[name] = torch.Size(place.get(SHAPE, size))
-            if SHAPE in place:
-                self._sharded.add(name)
+            region, shape = _block(place.get(OFFSETS, [0] * len(size)), size), torch.Size(place.get(SHAPE, size))
+            self._pieces.setdefault(name, []).append(_Piece(file, opened, region, shape, SHAPE in place))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)
@@ -192,11 +190,11 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
     def is_sharded(self, name: str) -> bool:
         """Return whether a tensor was saved in shards."""
-        return name in self._sharded
+        return self._pieces[name][0].is_shard
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        target = None if self._like is None else self._like(name, name in self._sharded)
+        shape = self._pieces[name][0].shape
+        target = None if self._like is None else self._like(name, self.is_sharded(name))
         if target is None or not is_sharded(target) or target.shape != shape:
             return self._read(name, tuple(map(range, shape)))
         return _from_local(self._read(name, _region(target)), target)
