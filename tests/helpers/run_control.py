@@ -81,9 +81,23 @@ class PlainRun(Run):
         return {row.name: (row.content.columns, row.content.rows) for row in self.record.media}
 
 
+@contextmanager
+def in_progress(run):
+    """Open and begin a run before the block, and end it afterwards, with the exception that leaves the block."""
+    run.open()
+    try:
+        run.begin()
+        yield run
+        run.finish()
+    except BaseException as error:
+        run.end(error)
+        raise
+    run.end()
+
+
 def train(run, batches):
     """Train as a user's own loop does: a step per batch, then a validation if the run can validate."""
-    with run.in_progress():
+    with in_progress(run):
         run.begin_epoch()
         for batch in batches:
             inputs, target = run.begin_batch(batch)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from builders import Batch, make_batches, make_trainer
 from hook_parameters import NEEDED
-from run_control import train
+from run_control import in_progress, train
 from safetensors.torch import save_file
 from torch import nn
 from tracked_runs import OFFLINE
@@ -191,7 +191,7 @@ def test_a_run_that_loses_its_hooks_in_progress_says_so(caplog: pytest.LogCaptur
     manager.on_train_start()
     first = make_run(manager=manager)
     assert not caplog.messages
-    with first.in_progress():
+    with in_progress(first):
         train(make_run(manager=manager), batches())
     assert caplog.messages == [
         "a run in progress has lost its hooks, because another run was created with them; "
@@ -270,7 +270,7 @@ def test_an_error_in_the_loop_ends_the_run() -> None:
     run.hooks.on("exception", name="a")(lambda exception: seen.append(exception))
     run.hooks.on("train_end", name="b")(lambda reason: seen.append(reason))
     error = ValueError("bad batch")
-    with pytest.raises(ValueError, match="bad batch") as raised, run.in_progress():
+    with pytest.raises(ValueError, match="bad batch") as raised, in_progress(run):
         run.begin_batch(batches(1)[0])
         raise error
     assert raised.value is error and seen == [error, "ValueError: bad batch"]
@@ -322,7 +322,7 @@ def test_a_loop_that_steps_by_itself_asks_before() -> None:
     run = make_run()
     run.hooks.on("before_optimizer_step", name="skips", at=2)(lambda trainer: trainer.skip_step("no"))
     (optimizer,), stepped = run.optimizers, []
-    with run.in_progress():
+    with in_progress(run):
         for inputs, target in batches(3):
             run.begin_batch((inputs, target))
             run.backward(nn.functional.mse_loss(run.model(inputs), target))
@@ -372,7 +372,7 @@ def test_a_host_that_validates() -> None:
     run.hooks.on("validation_end", name="b")(lambda metrics: metrics.update({"val/mine": 2.0}))
     run.hooks.on("eval_end", name="c")(lambda metrics: seen.append(dict(metrics)))
     run.hooks.register("early_stopping", target=5.0)
-    with run.in_progress():
+    with in_progress(run):
         run.begin_batch(batches(1)[0])
         with run.validation() as metrics:
             metrics["val/loss"] = 3.0

@@ -4,13 +4,14 @@
     …                               # the step methods, for every micro-batch; the loop clears the gradients
     run.finish(); run.end()         # on_train_end, the outcome, the record is closed
 
-`in_progress` does this around a block. Our trainer is the first host: a subclass that overrides what it does itself.
+An exception that leaves the loop goes to `run.end(error)`. Our trainer is the first host: a subclass that overrides
+what it does itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,19 +115,6 @@ class Run(Steps):
         return Agreement(self)
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def in_progress(self) -> Iterator[Run]:
-        """Open and begin the run before the block, and end it afterwards, with the exception that leaves the block."""
-        self.open()
-        try:
-            self.begin()
-            yield self
-            self.finish()
-        except BaseException as error:
-            self.end(error)
-            raise
-        self.end()
 
     def open(self, record: Record | None = None) -> None:
         """Open the record; from here on everything is recorded, and `end` must be called.
