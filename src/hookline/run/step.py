@@ -2,7 +2,7 @@
 
 Epochs, validations, boundaries and checkpoints, which a loop may have, are here, too. Its host decides what is saved.
 
-    begin_batch → compute_loss → backward → window_is_complete
+    begin_batch → compute the loss → backward → window_is_complete
     at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers → clear gradients
     end_batch → at_boundary
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from hookline._console import logger
 from hookline.core.costs import CostMonitor
 from hookline.core.failures import hook_notes
-from hookline.errors import CheckpointError, HooklineError, add_note, cut
+from hookline.errors import CheckpointError, add_note, cut
 from hookline.run.agreement import SaveName
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
@@ -83,10 +83,6 @@ class Steps(RunControl):
         if self.knows_batches and (handler := self.hooks.slots.on_train_batch_start):
             handler(args)
         return batch
-
-    def compute_loss(self, batch: Any) -> Tensor:
-        """Run the forward pass of a micro-batch, in which forward hooks are called, and return the loss."""
-        raise HooklineError(f"{type(self).__name__} does not know the forward pass: compute the loss, call backward()")
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass, with its share of the window, between on_before_backward and on_after_backward."""
@@ -243,8 +239,7 @@ class Steps(RunControl):
         window.count = 0
         progress.steps_done, self._stepped = progress.step, None
         if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
-            loss = args.window_tensor() if args.micro_batches else args.detached_loss
-            self.step_log.add_loss(window.weigh(loss))
+            self.step_log.add_loss(window.weigh(args.window_tensor()))
             for key, value in args.step_means().items() if args.step_metrics or args.micro_batches else ():
                 name = f"train/{key}"
                 self.agreement.record_mean(name, value, key in self.optional_metrics)

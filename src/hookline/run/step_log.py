@@ -31,8 +31,7 @@ class StepLog:
     def __init__(self, run: Steps) -> None:
         self._run = run
         self._rows: list[tuple[int, int, str, Any, float]] = []
-        self._had_bad_loss = False  # whether a loss that was read was not finite
-        self._announced = False  # whether it was announced
+        self._announced = False  # whether a loss that is not finite was announced
         self._plan_flush()
 
     def add(self, name: str, value: Any) -> None:
@@ -44,8 +43,8 @@ class StepLog:
         """Record the loss of the current step; on the CPU it is read, which waits for nothing."""
         number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
         self.add(LOSS, number)
-        if isinstance(number, float) and not isfinite(number) and not self._had_bad_loss:
-            self._had_bad_loss, self.flush_at = True, 0
+        if isinstance(number, float) and not isfinite(number) and not self._announced:
+            self.flush_at = 0
             self._run.request_boundary()
 
     def flush_if_due(self) -> None:
