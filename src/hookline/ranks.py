@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
@@ -32,6 +32,7 @@ from hookline.errors import RankError, error_text
 from hookline.rank_watch import ANSWER_SECONDS, RankWatch, WatchedRun, call_within
 
 Result = TypeVar("Result")
+Name = TypeVar("Name", bound=Hashable)
 Number = TypeVar("Number", int, float)
 
 CONNECT_SECONDS = 60.0  # at least, for ranks to find each other
@@ -124,7 +125,7 @@ class Ranks:
         """Return whether all ranks have added the same number, given the sums of the numbers and of their squares."""
         return total_of_squares * self.world_size == total * total
 
-    def add_up(self, named: Mapping[str, Sequence[float] | Tensor]) -> dict[str, Tensor]:
+    def add_up(self, named: Mapping[Name, Sequence[float] | Tensor]) -> dict[Name, Tensor]:
         """Add up numbers by name over the ranks. Waits for all ranks.
 
         Args:

@@ -124,20 +124,19 @@ class EpochStats:
             window: Its window, which has the weight of this rank's numbers in the step.
         """
         self.fold()
-        parts: dict[str, list[float]] = {"step loss": [window.weigh(loss), 1.0]}
+        parts: dict[tuple[str, str], list[float]] = {("step", LOSS): [window.weigh(loss), 1.0]}
         for name, total in self._sums.items():
-            parts[f"sum {name}"] = [float(total), float(self._counts[name])]
+            parts["sum", name] = [float(total), float(self._counts[name])]
         for name, (at, latest) in self._latest.items():
             value, weight = float(latest), window.rank_weight if at == step else 1.0
             if name in self._optional and math.isnan(value):
                 weight = 0.0
-            parts[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
+            parts["latest", name] = [value * weight if weight else 0.0, weight, at, 1.0]
         means: dict[str, float] = {}
         latest_of_ranks: dict[str, tuple[int, Number]] = {}
-        for name, numbers in ranks.add_up(parts).items():
+        for (kind, metric), numbers in ranks.add_up(parts).items():
             total, count, *steps = numbers.tolist()
             mean = total / count if count else math.nan
-            kind, _, metric = name.partition(" ")
             if kind == "step":
                 self._loss_over_ranks = step, mean
             elif kind == "sum":

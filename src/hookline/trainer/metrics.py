@@ -212,11 +212,12 @@ class ValidationMetrics:
                     computed.append({f"{prefix}{key}": float(value) for key, value in numbers.items()})
         built_in = dict(sorted(built_in.items()))  # ranks may have listed them in different orders
         # A rank without batches has no sums.
-        sums = {name: metric.sums for name, metric in built_in.items() if metric.sums is not None}
-        means = {f"mean {name}": [value, 1.0] for name, value in merge_metrics(*computed).items()}
+        sums = {("sum", name): metric.sums for name, metric in built_in.items() if metric.sums is not None}
+        means = {("mean", name): [value, 1.0] for name, value in merge_metrics(*computed).items()}
         added = ranks.add_up({**means, **sums}) if self._objects else {}
-        from_sums = {name: float(built_in[name].value(added.pop(name))) for name in built_in if name in added}
-        others = {name.removeprefix("mean "): float(total / count) for name, (total, count) in added.items()}
+        summed = {name: added.pop(("sum", name)) for name in built_in if ("sum", name) in added}
+        from_sums = {name: float(built_in[name].value(total)) for name, total in summed.items()}
+        others = {name: float(total / count) for (_, name), (total, count) in added.items()}
         metrics = merge_metrics(averages, others, from_sums)
         return dict(sorted(metrics.items(), key=lambda item: self._place(item[0])))
 

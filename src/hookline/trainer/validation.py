@@ -153,14 +153,10 @@ class SampleAverages:
 
     def add_up(self, ranks: Ranks) -> None:
         """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks."""
-        named: dict[str, list[float]] = {"": [self.tokens]}
-        for (loader, key), (total, samples) in self._sums.items():
-            named[f"{loader}\n{key}"] = [float(total), samples]
-        added = {name: numbers.tolist() for name, numbers in ranks.add_up(named).items()}
-        self.tokens, self._sums = int(added.pop("")[0]), {}
-        for name, (total, samples) in added.items():
-            loader, _, key = name.partition("\n")
-            self._sums[loader, key] = total, samples
+        sums = {name: [float(total), weight] for name, (total, weight) in self._sums.items()}
+        added = ranks.add_up({("", "tokens"): [self.tokens], **sums})
+        self.tokens = int(added.pop(("", "tokens")))
+        self._sums = {name: tuple(numbers.tolist()) for name, numbers in added.items()}
 
     def loaders(self) -> list[str]:
         """Return the loaders that had samples."""
