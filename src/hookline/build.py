@@ -18,12 +18,11 @@ from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_fact
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.config.load import load_config
 from hookline.config.metrics import make_metrics
-from hookline.config.recorded import read_recorded
+from hookline.config.recorded import check_secrets, read_recorded
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.errors import CheckpointError, ConfigError, HooklineError, TrainingError, with_article
 from hookline.hooks.ema import EMAHook
 from hookline.ranks import find_ranks
-from hookline.record.format import CONFIG_FILE
 from hookline.run.manager import HookManager
 from hookline.run.rng import preserve_rng, seed_everything
 from hookline.runs.named import BEST, LAST, find_run
@@ -363,23 +362,20 @@ def load_trainer(
         raise HooklineError(f"{path} belongs to no run, so there is no config to build a trainer from; {remedy}")
     is_run = path.resolve() == directory
     saved = choose_checkpoint(directory, checkpoint) if is_run or checkpoint is not None else find_checkpoint(path)[0]
-    disabled: list[str] = []
-
-    def change(config: dict[str, Any]) -> None:
-        """Keep the hooks that a validation needs, and take nothing but the weights from the run."""
-        hooks = config.get("hooks") or {}
-        entries = [entry for entry in hooks.get("lifecycle") or () if isinstance(entry, dict)]
-        disabled.extend(str(entry.get("as", entry.get("name"))) for entry in entries if not entry.get("enabled", True))
-        settings = config["trainer"] = dict(config.get("trainer") or {})
-        kept = hooks.get("forward") if settings.get("enable_intervention") else []
-        config.update(hooks={"forward": kept or [], "update": []}, trackers=[])
-        settings.update(name=None, tags=None, notes=None)
-        if not settings.get("trainable_only"):  # otherwise the frozen weights may come from there
-            settings["init_from"] = None
-
-    call = f"trainer.load_checkpoint({str(saved.path)!r})"
-    config = read_recorded(directory, overrides, call=call, data=data, change=change)
-    former = load_config(directory / CONFIG_FILE)[0]["data"]
+    recorded = read_recorded(directory, f"trainer.load_checkpoint({str(saved.path)!r})")
+    former = recorded["data"]
+    config, _ = load_config(recorded if data is None else {**recorded, "data": data}, overrides)
+    # Keep the hooks that a validation needs, and take nothing but the weights from the run.
+    hooks = config.get("hooks") or {}
+    entries = [entry for entry in hooks.get("lifecycle") or () if isinstance(entry, dict)]
+    disabled = [str(entry.get("as", entry.get("name"))) for entry in entries if not entry.get("enabled", True)]
+    settings = dict(config.get("trainer") or {})
+    kept = hooks.get("forward") if settings.get("enable_intervention") else []
+    settings.update(name=None, tags=None, notes=None)
+    if not settings.get("trainable_only"):  # otherwise the frozen weights may come from there
+        settings["init_from"] = None
+    config.update(trainer=settings, hooks={"forward": kept or [], "update": []}, trackers=[])
+    check_secrets(config)
     with preserve_rng():
         trained_on = None if config["data"] == former else former
         trainer = _make_trainer(config, ImportPolicy(allow, True), device, trained_on)

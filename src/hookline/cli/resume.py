@@ -11,7 +11,8 @@ from hookline._console import print_line
 from hookline.cli.arguments import DEVICE, OVERRIDES, PERMISSIONS, flag, run_argument
 from hookline.cli.command_lines import command_like, report_command
 from hookline.cli.train import train_and_report
-from hookline.config.recorded import read_recorded
+from hookline.config.load import load_config
+from hookline.config.recorded import check_secrets, read_recorded
 from hookline.errors import ConfigError, HooklineError, RecordError
 from hookline.record.format import CONFIG_FILE
 from hookline.record.labels import LABEL_OPTIONS
@@ -34,11 +35,9 @@ def run(options: argparse.Namespace) -> int:
     run_dir = run_directory(path)
     if run_dir is None:
         raise HooklineError(f"{path} is not a run: it has no run.json; pass a run's directory, runs/<run_id>")
-    config = read_recorded(
-        run_dir,
-        options.words,
-        call=f"trainer.fit(resume={str(run_dir)!r}), or hl.load({str(run_dir)!r}) in a loop with attach",
-    )
+    from_code = f"trainer.fit(resume={str(run_dir)!r}), or hl.load({str(run_dir)!r}) in a loop with attach"
+    config, _ = load_config(read_recorded(run_dir, from_code), options.words)
+    check_secrets(config)
     _check_labels(options, config)
     from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
 
@@ -46,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
     trainer.find_nan_by = command_like(options, "train", str(run_dir / CONFIG_FILE), "--hook", "nan_forensics")
     with suppress(RecordError):  # a run whose run.json is damaged can be resumed
-        command = report_command(RunFiles.read(run_dir))
+        command = report_command(options.run if path.resolve() == run_dir else RunFiles(run_dir))
         if command is not None and not trainer.ranks.rank:
             print_line(f"hookline: the run was killed; to write a report of what it recorded: {command}", sys.stderr)
     return train_and_report(trainer, options, resume=path, fork=options.fork)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,15 @@ from hookline.record.labels import LABEL_OPTIONS
 from hookline.runs.config import is_whole
 
 
-def read_recorded(
-    run: Path,
-    overrides: Iterable[str] = (),
-    *,
-    call: str,
-    data: Mapping[str, Any] | None = None,
-    change: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """Return the config of a run with overrides. It counts as read from a file, wherever the run comes from.
+def read_recorded(run: Path, call: str) -> dict[str, Any]:
+    """Return the config of a run. It counts as read from a file, wherever the run comes from.
 
     Args:
         run: The run's directory.
-        overrides: Changes of single values, each written as ``"a.b=value"``.
         call: The remedy in the code that created a run without a config, for the message.
-        data: Replaces the section `data` before the overrides are applied.
-        change: Changes the config in place before secrets are looked for in it.
 
     Raises:
-        HooklineError: If the run was created in code, or a secret that was not recorded is not passed again.
+        HooklineError: If the run was created in code.
     """
     from hookline.config.load import load_config
     from hookline.record.format import CONFIG_FILE
@@ -38,15 +28,15 @@ def read_recorded(
     refuse_links(run)
     recorded, _ = load_config(run / CONFIG_FILE)
     check_whole(recorded, str(run), call)
-    config, _ = load_config(recorded if data is None else {**recorded, "data": data}, overrides)
-    if change is not None:
-        change(config)
+    return recorded
+
+
+def check_secrets(config: Mapping[str, Any]) -> None:
+    """Raise an error for a secret that was not recorded and is not passed again; a run keeps its labels."""
     for secret in _redacted(config, ""):
-        if secret.startswith(LABEL_OPTIONS):  # a run keeps those of its labels.json
-            continue
-        remedy = f"pass it again: {secret}=value, or as ${{env:NAME}}"
-        raise ConfigError(secret, f"was a secret and was not recorded; {remedy}")
-    return config
+        if not secret.startswith(LABEL_OPTIONS):
+            remedy = f"pass it again: {secret}=value, or as ${{env:NAME}}"
+            raise ConfigError(secret, f"was a secret and was not recorded; {remedy}")
 
 
 def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:

@@ -48,28 +48,34 @@ def find_files(
     path, known = directory_of(given), {} if known is None else known
     if os.path.exists(path) or not path.name:  # noqa: PTH110 - unlike Path's, it never raises
         return known.setdefault(path, RunFiles(path))
+    is_inside = len(path.parts) > 1
+    if is_inside and os.path.lexists(path.parent / RUN_FILE):
+        return RunFiles(_find_checkpoint(path, path.parent))
     try:
         return _find_run(str(given), path, Path(runs), known)
     except RecordError:
-        checkpoint = _find_checkpoint(path, Path(runs)) if len(path.parts) > 1 else None
-        if checkpoint is None:
+        run = _run_of(path, runs, known) if is_inside else None
+        if run is None:
             raise
-        return RunFiles(checkpoint)
+        return RunFiles(_find_checkpoint(path, run))
 
 
-def _find_checkpoint(path: Path, runs: Path) -> Path | None:
-    """Return the checkpoint that the last part of a path names, None if the other parts are no run.
-
-    The newest whole one is found, and all are verified, when the directory of all is read.
-    """
+def _run_of(path: Path, runs: Path | str, known: dict[Path, RunFiles]) -> Path | None:
+    """Return the run that the parts of a path before the last one name, None if they are no run."""
     try:
-        run = find_run(path.parent, runs)
+        run = find_files(path.parent, runs, known).path
     except RecordError:
         if path.name in (BEST, LAST) and not path.parent.is_dir():  # then the name of the run is what is wrong
             raise
         return None
-    if not os.path.lexists(run / RUN_FILE):
-        return None
+    return run if os.path.lexists(run / RUN_FILE) else None
+
+
+def _find_checkpoint(path: Path, run: Path) -> Path:
+    """Return the checkpoint of a run that the last part of a path names.
+
+    The newest whole one is found, and all are verified, when the directory of all is read.
+    """
     checkpoints = run / "checkpoints"
     if path.name == LAST:
         return checkpoints
