@@ -82,14 +82,37 @@ def test_the_metrics_are_those_of_the_run(run: Path, capsys: Captured) -> None:
     assert lines[1].split() == ["val/loss", f"{validated(run, 2)['val/loss']:.6g}"]
 
 
-@pytest.mark.parametrize("checkpoint", ["small/best", "small/last", "small/step-00000004"])
-def test_a_checkpoint_is_verified_once(checkpoint: str, run: Path) -> None:
-    """Reading every byte takes minutes for a large model."""
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["evaluate", "small"], set()),
+        (["evaluate", "small/best"], set()),
+        (["evaluate", "small/last"], set()),
+        (["evaluate", "small/step-00000004", "--data", "batch_size=4"], set()),
+        (["predict", "small", "--output", "predicted.jsonl"], set()),
+        (["resume", "small"], {"run.json", "manifest.json"}),
+        (["resume", "RUN", "--fork"], set()),
+        (["resume", "RUN/checkpoints/step-00000004", "--fork"], set()),
+        (["resume", "small/step-00000004", "--fork"], {"run.json", "labels.json"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_no_command_opens_a_file_of_a_run_twice(
+    words: list[str], again: set[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading every byte of a checkpoint takes minutes for a large model.
+
+    A run that continues reads run.json again when it has the lock, because another process may have written it since,
+    and manifests when it has made its first step, to move later checkpoints away. A name is looked for in small files.
+    """
+    words = [word.replace("RUN", str(run)) for word in words]
+    monkeypatch.setenv("HOOK_URL", "https://example.invalid/secret-token-123")
     with opened_files() as files:
-        assert main(["evaluate", checkpoint, "--device", "cpu"]) == 0
-    saved = [path for path in files if path.parent.parent == (run / "checkpoints").resolve()]
-    assert any(path.name == "model.safetensors" for path in saved)
-    assert len(saved) == len(set(saved))
+        assert main([*words, "--device", "cpu", *(["trainer.max_steps=8"] if words[0] == "resume" else [])]) == 0
+    inside = [path for path in files if path.is_relative_to(run.resolve())]
+    assert any(path.name == "model.safetensors" for path in inside)
+    repeated = {path.name for path in inside if inside.count(path) > 1}
+    assert repeated == again and not any(inside.count(path) > 2 for path in inside)
 
 
 def test_what_a_checkpoint_may_be(run: Path, capsys: Captured) -> None:

@@ -91,7 +91,7 @@ READING = [
     ["export", "latest"], ["report", "two ranks"], ["tail", "latest"],
 ]  # fmt: skip
 LOADING = {"resume", "evaluate", "predict", "replay"}
-"""Commands that load a checkpoint: their tests are in tests/cli."""
+"""Commands that load a checkpoint: tests/cli/test_evaluate.py and test_replay.py count what they open."""
 
 
 def test_every_command_that_reads_a_run_is_tried() -> None:

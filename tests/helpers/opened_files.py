@@ -1,16 +1,18 @@
-"""Which files a block opens, as Python reports it; what libraries open by themselves is not seen."""
+"""Which files a block opens to read them, as Python reports it; what libraries open by themselves is not seen."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+WRITES = os.O_WRONLY | os.O_RDWR
 _opened: list[str] | None = None
 
 
 def _note_open(event: str, arguments: Any) -> None:
-    if event == "open" and _opened is not None and isinstance(arguments[0], str):
+    if event == "open" and _opened is not None and isinstance(arguments[0], str) and not arguments[2] & WRITES:
         _opened.append(arguments[0])
 
 
@@ -27,4 +29,4 @@ def opened_files() -> Iterator[list[Path]]:
         yield files
     finally:
         names, _opened = _opened, None
-        files += [Path(name).resolve() for name in names]
+        files += [path for name in names if not (path := Path(name).resolve()).is_dir()]

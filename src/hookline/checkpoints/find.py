@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
-from hookline.checkpoints.store import SavedCheckpoint, is_checkpoint, list_checkpoints, newest_good
+from hookline.checkpoints.store import SavedCheckpoint, has_checkpoints, is_checkpoint, newest_good
 from hookline.errors import CheckpointError
 from hookline.record.format import EVENTS_FILE, RUN_FILE
 from hookline.record.json_lines import read_jsonl
 
 
-def find_checkpoint(path: Path) -> tuple[SavedCheckpoint, list[str]]:
-    """Return the checkpoint that a path means (the newest whole one of several), and the problems of newer ones."""
+class Found(NamedTuple):
+    """The checkpoint that a path means, and the problems of newer ones, which are damaged."""
+
+    checkpoint: SavedCheckpoint
+    problems: list[str]
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """Run, step and path, for a new run that starts from there."""
+        path, meta = self.checkpoint.path, self.checkpoint.manifest["meta"]
+        return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(path.absolute())}
+
+
+def find_checkpoint(path: Path) -> Found:
+    """Return the checkpoint that a path means: the newest whole one of several."""
     if os.path.lexists(path / "manifest.json"):
-        return SavedCheckpoint(path), []
+        return Found(SavedCheckpoint(path), [])
     directory = checkpoints_of(path)
     newest, problems = newest_good(directory)
     problems = [*_missing(directory, newest), *problems]
@@ -32,20 +45,15 @@ def find_checkpoint(path: Path) -> tuple[SavedCheckpoint, list[str]]:
             what = f"{path} is a file, but a checkpoint is a directory"
             raise CheckpointError(f"{what}; load files of torch.save with model.load_state_dict(torch.load(…))")
         raise CheckpointError(f"{directory} has no checkpoint; the hook `checkpoint` saves them")
-    return newest, problems
+    return Found(newest, problems)
 
 
-def find_whole(path: Path) -> tuple[str, list[str]]:
-    """Return the checkpoint that a path means, with every byte verified, and the problems of newer ones."""
-    checkpoint, problems = find_checkpoint(path)
-    return str(checkpoint.verified().path), problems
-
-
-def has_no_checkpoint_yet(path: Path) -> bool:
+def has_no_checkpoint_yet(source: Path | Found) -> bool:
     """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
-    directory = path / "checkpoints"
-    is_run = os.path.lexists(path / RUN_FILE)
-    return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
+    if isinstance(source, Found) or not os.path.lexists(source / RUN_FILE):
+        return False
+    directory = source / "checkpoints"
+    return not has_checkpoints(directory) and _newest_recorded(directory) is None
 
 
 def _missing(directory: Path, newest: SavedCheckpoint | None) -> list[str]:
@@ -77,13 +85,6 @@ def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
         elif kind == "checkpoint_loaded" and newest is not None and newest[0] > step:  # it was set aside then
             newest = None
     return newest
-
-
-def lineage_of(path: Path) -> dict[str, Any]:
-    """Return run, step and path of the checkpoint that a new run starts from."""
-    checkpoint, _ = find_checkpoint(path)
-    meta = checkpoint.manifest["meta"]
-    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(checkpoint.path.absolute())}
 
 
 def checkpoints_of(path: Path) -> Path:

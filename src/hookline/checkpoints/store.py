@@ -286,13 +286,22 @@ def checkpoints_in(directory: Path) -> list[SavedCheckpoint]:
     Raises:
         CheckpointError: If the directory cannot be read.
     """
+    checkpoints = map(SavedCheckpoint, _checkpoint_paths(directory))
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.age_key, reverse=True)
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Return whether a directory has a checkpoint, which may be damaged. Raises an error as `checkpoints_in` does."""
+    return bool(_checkpoint_paths(directory))
+
+
+def _checkpoint_paths(directory: Path) -> list[Path]:
     try:
-        checkpoints = [SavedCheckpoint(entry) for entry in Path(directory).iterdir() if is_checkpoint(entry)]
+        return [entry for entry in Path(directory).iterdir() if is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(explain(directory, error, "read")) from error
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.age_key, reverse=True)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hookline._console import logger
-from hookline.checkpoints.find import find_whole
+from hookline.checkpoints.find import Found, find_checkpoint
 from hookline.checkpoints.format import Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
 from hookline.checkpoints.saves import HostMemory, OneSave, Save, SharedSave, on_all, without_alike
@@ -333,15 +332,25 @@ class CheckpointedRun(EpochRun):
         load_weights(self.model, path)
         self._has_initial_weights = True
 
-    def restore(self, path: str | Path) -> Path:
-        """Restore the run from a checkpoint: its directory, a run's, or one that holds checkpoints."""
-        name, problems = self.ranks.first(partial(find_whole, Path(path)))
+    def restore(self, source: Path | Found) -> Path:
+        """Restore the run from a checkpoint: its directory, a run's, one that holds checkpoints, or one that was found.
+
+        Rank 0 finds it and verifies every byte, which is read once.
+        """
+        verified: list[SavedCheckpoint] = []
+
+        def verify() -> tuple[str, list[str]]:
+            found = source if isinstance(source, Found) else find_checkpoint(source)
+            verified.append(found.checkpoint.verified())
+            return str(verified[0].path), found.problems
+
+        name, problems = self.ranks.first(verify)
         checkpoint = Path(name)
         for problem in problems:
             self.note("checkpoint_damaged", problem=problem, instead=str(checkpoint))
         self.find_frozen()
         try:
-            restore_sections(self, SavedCheckpoint(checkpoint))
+            restore_sections(self, verified[0] if verified else SavedCheckpoint(checkpoint))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
             raise CheckpointError(f"{checkpoint} lacks something that a run needs to resume: {error!r}") from error
         self._has_initial_weights = True

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._console import logger, print_line
 from hookline._text import counted
 from hookline._words import meant, nearest
+from hookline.checkpoints.find import Found
 from hookline.core.handle import Handle
 from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
@@ -112,7 +113,7 @@ class Trainer(CheckpointedRun):
         self.validation_metrics = metrics["validation"]
         self.forward = ForwardPass(self, metrics["train"])
         self.optional_metrics = self.forward.metrics.optional
-        self.resume_from: Path | None = None
+        self.resume_from: Path | Found | None = None
         self.reset_steps()
 
     @classmethod

@@ -26,7 +26,7 @@ from hookline._fs import describe_process, relative_to_here
 from hookline._terminal import can_redraw
 from hookline._text import counted
 from hookline._words import nearest
-from hookline.checkpoints.find import has_no_checkpoint_yet, lineage_of, run_directory
+from hookline.checkpoints.find import Found, find_checkpoint, has_no_checkpoint_yet, run_directory
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.base import hook_attribute
 from hookline.core.entry import Entry
@@ -75,12 +75,11 @@ def training(trainer: Trainer, resume: str | Path | None, fork: bool = False) ->
             start, fork = run, False
         elif is_auto:
             start = _unfinished_run(trainer)
-        _open(trainer, start, fork, launch)
+        trainer.resume_from = _open(trainer, start, fork, launch)
         saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
         with SignalHandler(trainer.agreement.request_end, trainer.prints, saves) as signals:
             trainer.signals = signals
             try:
-                trainer.resume_from = start
                 trainer.begin()
                 try:
                     yield
@@ -124,8 +123,12 @@ def unfinished_runs() -> WeakSet[Generator[Any, Any, Any]]:
 # ---- the beginning ---------------------------------------------------------------------------------------------------
 
 
-def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, Any] | None) -> None:
-    """Compare the ranks, check the run, seed, and open the record. An exception here ends no run: none has begun."""
+def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, Any] | None) -> Path | Found | None:
+    """Compare the ranks, check the run, seed, and open the record. An exception here ends no run: none has begun.
+
+    Returns:
+        What to resume from. Rank 0 has found the checkpoint already if it begins a new run, whose lineage names it.
+    """
     options, ranks = trainer.options, trainer.ranks
     trainer.agreement.before_run()
     trainer.check_run()  # before the run has a directory and a name
@@ -133,14 +136,22 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, A
     seed_rank(options.seed, trainer.engine.first_with_batch(ranks.rank))
     run_dir = None if resume is None or fork else run_directory(resume)
     lineage = source = None
+    found: list[Found] = []
     if resume is not None and run_dir is None:
-        lineage, source = ranks.first(partial(lineage_of, resume)), run_directory(resume)
+        lineage, source = ranks.first(partial(_find_source, resume, found)), run_directory(resume)
     record = _open_record(trainer, run_dir)
     hosts = ranks.gather(host())
     labels = _labels(trainer, source)
     hooks, training = trainer.describe_hooks(), trainer.describe_training()
     record.start(hooks, lineage=lineage, hosts=hosts, launch=launch, labels=labels, training=training)
     trainer.open(record)
+    return found[0] if found else resume
+
+
+def _find_source(resume: Path, found: list[Found]) -> dict[str, Any]:
+    """Find the checkpoint that a new run starts from, and return its lineage."""
+    found.append(find_checkpoint(resume))
+    return found[0].lineage
 
 
 def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
@@ -197,7 +208,7 @@ def add_console(trainer: Trainer) -> None:
     trainer.until_end.callback(trainer.hooks.register("console_log", origin="default", **parameters).remove)
 
 
-def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | None:
+def prepare_training(trainer: Trainer, resume: Path | Found | None) -> dict[str, Any] | None:
     """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
     options = trainer.options
     if options.deterministic:
@@ -238,9 +249,9 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
     return None
 
 
-def _resume(trainer: Trainer, path: Path) -> None:
-    """Load the checkpoint that a path means, and end the run if it was killed while it stopped."""
-    trainer.restore(path)
+def _resume(trainer: Trainer, source: Path | Found) -> None:
+    """Load the checkpoint that a path means or that was found, and end the run if it was killed while it stopped."""
+    trainer.restore(source)
     if trainer.checkpoint_dir is not None:
         trainer.record.defer(partial(_set_aside, trainer, trainer.checkpoint_dir, trainer.progress.steps_done))
     if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
