@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import make_trainer
 from commands import Captured, error_of, output_of
+from opened_files import opened_files
 
 from hookline import NanForensics, load_config, register_model, trainer_from_config
 from hookline.checkpoints.store import write_checkpoint
@@ -59,6 +60,15 @@ def test_a_replay_reproduces_the_nan(capsys: Captured) -> None:
     assert "loss nan" in out and "verdict    the same" in out
     assert read_crash(folder)[0]["autopsy"]["summary"].split("; ")[0] in " ".join(out.split())
     assert not Path("a-crash/runs").exists()
+
+
+def test_a_replay_reads_the_crash_once(capsys: Captured) -> None:
+    """Reading every byte of the state takes minutes for a large model."""
+    folder = crash().resolve()
+    with opened_files() as files:
+        assert main(["replay", str(folder), "--device", "cpu"]) == 0
+    inside = [path for path in files if path.is_relative_to(folder)]
+    assert len(inside) == len(set(inside)) and folder / "state" / "model.safetensors" in inside
 
 
 def test_what_a_replay_finds_is_at_the_step_of_the_crash(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,26 +28,26 @@ def run(options: argparse.Namespace) -> int:
     """Rebuild the run that crashed, without its hooks, and run the batch; return 0 if it fails in the same way."""
     if options.weights is not None:
         options.weights = str(find_run(options.weights))  # it may also be a checkpoint
-    from hookline.hooks.nan_forensics.dump import read_crash, replay_crash
+    from hookline.hooks.nan_forensics.dump import read_crash, replay
 
-    report, _, _ = read_crash(options.crash)
-    trainer = rebuild(report, options)
+    crash = read_crash(options.crash)
+    trainer = rebuild(crash[0], options)
     if options.weights:
         from hookline.trainer.sections import load_weights
 
         load_weights(trainer.model, options.weights)
-    replay = replay_crash(options.crash, trainer, weights_loaded=bool(options.weights))
+    replayed = replay(options.crash, crash, trainer, weights_loaded=bool(options.weights))
     if options.json:
-        then = {name: replay.then[name] for name in ("step", "reason")}
-        then["summary"] = replay.then["autopsy"]["summary"]
-        print_json({"then": then, "now": str(replay.now), "same": replay.same})
-        return 0 if replay.same else FAILED
+        then = {name: replayed.then[name] for name in ("step", "reason")}
+        then["summary"] = replayed.then["autopsy"]["summary"]
+        print_json({"then": then, "now": str(replayed.now), "same": replayed.same})
+        return 0 if replayed.same else FAILED
     console = open_console()
-    heading(console, f"step {replay.then['step']}", replay.then["reason"])
-    labeled(console, "then", replay.then["autopsy"]["summary"])
-    labeled(console, "now", str(replay.now))
-    labeled(console, "verdict", "the same" if replay.same else "not the same")
-    return 0 if replay.same else FAILED
+    heading(console, f"step {replayed.then['step']}", replayed.then["reason"])
+    labeled(console, "then", replayed.then["autopsy"]["summary"])
+    labeled(console, "now", str(replayed.now))
+    labeled(console, "verdict", "the same" if replayed.same else "not the same")
+    return 0 if replayed.same else FAILED
 
 
 def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:

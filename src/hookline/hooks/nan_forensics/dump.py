@@ -34,6 +34,8 @@ from hookline.record.json_lines import write_json_atomic
 from hookline.run.control import ModelCall, RunControl
 
 REPORT, STATE = "crash.json", "state"
+Crash = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""The report of a crash, its state and the state's metadata."""
 
 
 @dataclass
@@ -127,7 +129,7 @@ def _with_plain_dicts(batch: Any) -> Any:
     return type(batch)(map(_with_plain_dicts, batch)) if type(batch) in (list, tuple) else batch
 
 
-def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def read_crash(path: str | Path) -> Crash:
     """Read a crash folder: its report, its verified state and the state's metadata.
 
     Raises:
@@ -180,7 +182,12 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     Raises:
         HooklineError: If the crash cannot be replayed.
     """
-    report, sections, meta = read_crash(path)
+    return replay(path, read_crash(path), trainer, weights_loaded)
+
+
+def replay(path: str | Path, crash: Crash, trainer: RunControl, weights_loaded: bool) -> Replay:
+    """Run the batch of a crash that was read from a folder again, as `replay_crash` does."""
+    report, sections, meta = crash
     if "model" in sections:
         with _explained(path, "its weights do not fit this model"):
             weights = fill_in_frozen(trainer.model, sections["model"], sections.get("frozen", {}))
