@@ -423,6 +423,26 @@ def test_a_run_that_was_killed_deserves_a_look_in_the_list(tmp_path: Path, capsy
     assert "look at this  killed" in output_of(capsys, ["runs", str(tmp_path)])
 
 
+def test_the_list_says_of_a_killed_run_what_show_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is killed writes no verdict. Of one that is too long to read for a list, nothing is said."""
+    record = start_record(tmp_path, "abc")
+    record.log(1, 0, "train/loss", 0.5)
+    record.event("stall", step=1, seconds=300.0, by="stall_watchdog")
+    close_record(record)
+    path = tmp_path / "abc" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outcome": None}))
+    assert "broken" in output_of(capsys, ["runs", str(tmp_path)])
+    (listed,) = json_of(capsys, "runs", str(tmp_path))
+    shown = json_of(capsys, "show", str(tmp_path / "abc"))
+    assert listed["verdict"] == shown["verdict"] and shown["verdict"]["health"] == "broken"
+
+    with (tmp_path / "abc" / "metrics.jsonl").open("a") as file:
+        for step in range(2, 60_000):
+            file.write(f'{{"step": {step}, "epoch": 0, "time": 1.5, "train/loss": 0.5, "val/loss": 0.5}}\n')
+    assert json_of(capsys, "runs", str(tmp_path))[0]["verdict"] is None
+    assert "broken" not in output_of(capsys, ["runs", str(tmp_path)])
+
+
 def test_a_run_that_writes_nothing_for_long_may_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its process is alive, and nothing in it watches for stalls."""
     record = start_record(tmp_path, "abc")

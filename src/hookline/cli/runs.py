@@ -19,6 +19,7 @@ from hookline.cli.arguments import JSON, REPEATED, argument, flag, positive
 from hookline.cli.formatting import MAX_WIDTH, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.outcome import Outcome
+from hookline.runs.alerts import verdict_on
 from hookline.runs.direction import better
 from hookline.runs.find import KILLED, RUNNING, RunFiles, list_runs
 from hookline.runs.named import RUNS
@@ -97,7 +98,7 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
         "id": lambda record: record.path.name,
         "name": lambda record: record.labels.name,
         "outcome": lambda record: record.ending,
-        "best": _rank(runs),
+        "best": _rank(runs) if key == "best" else None,
         "steps": lambda record: record.step,
         "duration": lambda record: record.seconds,
     }
@@ -128,14 +129,14 @@ def _rank(runs: Sequence[RunFiles]) -> Callable[[RunFiles], tuple[str, float] | 
 
 def describe(record: RunFiles) -> dict[str, Any]:
     """Return a run for programs."""
-    score = record.score
+    verdict, score = verdict_on(record), record.score  # a verdict may read files whole, of which a score needs the ends
     return {
         "run_id": record.run_id,
         "path": str(record.path),
         "name": record.labels.name,
         "tags": list(record.labels.tags),
         "notes": record.labels.notes,
-        "verdict": record.run.get("verdict"),
+        "verdict": verdict,
         "outcome": record.outcome,
         "reason": record.run.get("reason"),
         "score": None
@@ -151,14 +152,14 @@ def describe(record: RunFiles) -> dict[str, Any]:
 
 def cells(record: RunFiles) -> dict[str, str]:
     """Return the cells of a run's row, by column."""
-    score, lineage = record.score, record.run.get("lineage")
+    verdict, score, lineage = verdict_on(record), record.score, record.run.get("lineage")
     best = "" if score is None else f"{score.metric} {score.value:.4g}{'' if score.is_best else ' (last)'}"
     source = f"{lineage.get('run_id')} @ {lineage.get('step')}" if lineage else ""
     return {
         "id": record.path.name,
         "name": record.labels.name or "",
         "tags": ", ".join(record.labels.tags),
-        "verdict": record.health or "-",
+        "verdict": verdict["health"] if verdict else "-",
         "outcome": record.ending,
         "best": best,
         "steps": "" if record.step is None else f"{record.step:,}",

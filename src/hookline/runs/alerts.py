@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 
@@ -14,12 +16,13 @@ from hookline._text import duration_text, first_of
 from hookline.errors import RecordError
 from hookline.record.events import EVENTS, Severity, describe_event, hook_of
 from hookline.record.json_lines import as_mapping, as_number
+from hookline.record.strict_json import field_values
 from hookline.runs.config import is_whole
-from hookline.runs.find import KILLED, RUNNING
+from hookline.runs.find import KILLED, RUNNING, RunFiles
 from hookline.runs.learning import find_learning_alerts
 from hookline.runs.stories import tell_stories
 from hookline.runs.summary import LayerTable, RunSummary
-from hookline.runs.verdict import Alert, badness
+from hookline.runs.verdict import Alert, badness, judge
 
 _NAMES_SHOWN = 3
 _MAX_PER_KIND = 5  # alerts; the last one says how many more there are
@@ -55,6 +58,19 @@ def find_alerts(summary: RunSummary) -> list[Alert]:
         alerts += [*_from_curves(summary), *find_learning_alerts(summary), *_from_outcome(summary)]
     alerts = tell_stories(alerts)
     return sorted(alerts, key=badness)
+
+
+def verdict_on(files: RunFiles) -> dict[str, Any] | None:
+    """Return the verdict that a run ended with, or that on a killed run, which could write none; None without one.
+
+    Of a killed run that has recorded much there is none: a list of runs has to stay quick.
+    """
+    recorded: dict[str, Any] | None = files.run.get("verdict")
+    if recorded is not None or files.outcome != KILLED or not files.is_short:
+        return recorded
+    with suppress(RecordError), catch_warnings(action="ignore"):  # `show` tells which file cannot be read
+        return field_values(judge(find_alerts(RunSummary.read(files))))
+    return None
 
 
 def _from_outcome(summary: RunSummary) -> Iterator[Alert]:

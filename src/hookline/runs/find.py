@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import RecordError
-from hookline.record.format import EVENTS_FILE, METRICS_FILE
+from hookline.record.format import EVENTS_FILE, LAYERS_FILE, METRICS_FILE
 from hookline.record.json_lines import as_number
 from hookline.runs.reader import MAX_TAIL_BYTES, TAIL_BYTES, RunReader, has_step
 
@@ -60,13 +60,10 @@ class RunFiles(RunReader):
         return f"stopped by {stopped[1]}" if self.outcome == "stopped" and stopped else self.outcome
 
     @property
-    def health(self) -> str | None:
-        """The verdict that the run ended with: healthy, not judged, look at this, or broken; None if it has none.
-
-        A run that was killed could write none, and deserves a look.
-        """
-        health: str | None = self.run.get("verdict", {}).get("health")
-        return "look at this" if health is None and self.outcome == KILLED else health
+    def is_short(self) -> bool:
+        """Whether what was recorded is so little that a list of runs may read it whole."""
+        sizes = [self.path / name for name in (METRICS_FILE, LAYERS_FILE, EVENTS_FILE)]
+        return sum(file.stat().st_size for file in sizes if file.is_file()) <= MAX_TAIL_BYTES
 
     @cached_property
     def started(self) -> datetime | None:
