@@ -11,7 +11,6 @@ from hookline._console import print_line
 from hookline.cli.arguments import DEVICE, OVERRIDES, PERMISSIONS, flag, run_argument
 from hookline.cli.command_lines import command_like, report_command
 from hookline.cli.train import train_and_report
-from hookline.config.load import load_config
 from hookline.config.recorded import check_secrets, read_recorded
 from hookline.errors import ConfigError, HooklineError, RecordError
 from hookline.record.format import CONFIG_FILE
@@ -30,6 +29,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run from its recorded config, and continue from its newest good checkpoint."""
     from hookline.checkpoints.find import run_directory
+    from hookline.config.load import load_config
 
     path = options.run.path
     run_dir = run_directory(path)
