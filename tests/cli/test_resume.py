@@ -178,3 +178,28 @@ def test_a_signal_is_the_exit_status(
     monkeypatch.chdir(shlex.split(cd)[1])
     assert output_of(capsys, shlex.split(resume)[1:]).startswith(f"run {run.name}, resumed at step 7: ")
     assert curve(run) == curve(whole)
+
+
+def test_an_interrupted_run_whose_loss_is_nan_names_no_ruined_checkpoint(capsys: Captured) -> None:
+    """The one that is saved when the signal comes has the NaN, too."""
+
+    class Ruins:
+        """Makes weights NaN at a step, and sends a signal later, as a user who sees the loss does."""
+
+        intervenes = True
+
+        def on_step_end(self, step: int, trainer: Any) -> None:
+            if step == 6:
+                next(trainer.model.parameters()).data.fill_(float("nan"))
+            if step == 9:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    register_hook("ruins")(Ruins)
+    assert main(["train", "run.yaml", "trainer.name=sick", "--hook", "ruins"]) == 130
+    out, error = capsys.readouterr()
+    run = Path(out.splitlines()[-1])
+    assert f"the loss became non-finite; `hookline show runs/{run.name}` says where to continue from" in error
+    assert "to continue from" not in error.replace("where to continue from", "")
+    shown = output_of(capsys, ["show", "sick"])
+    assert f"hookline resume runs/{run.name}/checkpoints/step-00000004" in shown
+    assert "from its checkpoint of step 4: `hookline resume" in " ".join(shown.split())

@@ -264,3 +264,62 @@ def test_a_checkpoint_whose_name_is_too_long_is_not_there(capsys: pytest.Capture
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"time": 1, "kind": "checkpoint_saved", "step": 1, "path": "a" * 5000}) + "\n")
     assert "checkpoints  none" in show(capsys, path)
+
+
+class Ruin(hookline.TrainingHook):
+    """Make weights NaN at the end of a step, as an optimizer does with a gradient that is not finite."""
+
+    intervenes = True
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_end(self, step: int, trainer: Any) -> None:
+        if step == self.at:
+            next(trainer.model.parameters()).data[0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ruined_at", "outcome", "resumed_at"),
+    [(9, "non_finite", 8), (8, "non_finite", 6), (12, "non_finite", 10), (9, None, 8), (2, "non_finite", None)],
+)
+def test_a_run_with_ruined_weights_resumes_from_before(
+    ruined_at: int, outcome: str | None, resumed_at: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its newest checkpoints have the NaN, also that of the step before the first loss which shows it."""
+    path = train(Ruin(ruined_at), hookline.CheckpointHook(save_every_n_steps=2, save_top_k=9), steps=12)
+    run = json.loads((path / "run.json").read_text())
+    assert run["outcome"] == "non_finite"
+    if outcome is None:  # it was killed
+        del run["verdict"]
+        (path / "run.json").write_text(json.dumps({**run, "outcome": None, "reason": None}))
+    shown = show(capsys, path)
+    if resumed_at is None:
+        assert "resume     no checkpoint has weights that are known to be finite\n" in shown
+        return
+    newest = path / "checkpoints" / f"step-{resumed_at:08d}"
+    assert f"fit(resume='{newest.relative_to(Path.cwd())}')" in shown
+    assert "step-00000012\n" in shown
+    if outcome is None:
+        assert f"resume it from its checkpoint of step {resumed_at}" in " ".join(shown.split())
+
+
+def test_a_run_that_was_stopped_before_the_nan_reached_its_weights_resumes_from_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    batches = make_batches(12)
+    batches[8] = (batches[8][0] * float("nan"), batches[8][1])
+    trainer = make_trainer(
+        hookline.NanForensics(), hookline.CheckpointHook(save_every_n_steps=1), data=batches, record=True
+    )
+    trainer.train()
+    shown = show(capsys, trainer.run_dir)
+    assert "stopped by nan_forensics" in shown and f"fit(resume='runs/{trainer.run_dir.name}')" in shown
+
+
+def test_resuming_with_ruined_weights_warns(caplog: pytest.LogCaptureFixture) -> None:
+    path = train(Ruin(9), hookline.CheckpointHook(save_every_n_steps=2, save_top_k=9), steps=12)
+    make_trainer(data=make_batches(12)).load_checkpoint(path / "checkpoints" / "step-00000008")
+    assert "not finite" not in caplog.text
+    make_trainer(data=make_batches(12)).load_checkpoint(path)
+    assert "step-00000012 are not finite" in caplog.text and "an earlier step" in caplog.text

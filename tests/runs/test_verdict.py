@@ -400,6 +400,7 @@ def test_a_stall_that_is_not_over_is_an_error() -> None:
 
 def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on() -> None:
     saved = {"kind": "checkpoint_saved", "step": 40, "path": "checkpoints/step-40"}
+    (LiveSummary().files.path / "checkpoints" / "step-40").mkdir(parents=True)
     parts = {"model": {}, "data": {}, "optimizer": {}}
     (killed,) = alerts_of(saved, run={"run_id": "abc", "outcome": None}, config=parts)
     assert (killed.kind, killed.severity) == ("killed", "warning")

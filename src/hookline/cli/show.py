@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from hookline.runs.config import is_whole
 from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.ranking import LOSSES, metric_order
 from hookline.runs.stories import first_of_each_kind
-from hookline.runs.summary import RunSummary
+from hookline.runs.summary import NO_GOOD_CHECKPOINT, RunSummary
 from hookline.runs.verdict import Alert, Verdict, judge
 
 _MAX_PARTS, _MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 6, 6, 6, 3  # together with a chart they fill a screen
@@ -64,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
 def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert], verdict: Verdict) -> dict[str, Any]:
     """Return a run for programs."""
-    last, best = find_checkpoints(files.path, summary)
+    last, best = find_checkpoints(summary)
+    resumable = summary.resumable if is_resumable(files, last or best) else None
     return {
         "run_id": files.run_id,
         "path": str(files.path),
@@ -87,7 +87,7 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert], verdict:
         },
         "events": dict(Counter(event["kind"] for event in summary.events)),
         "checkpoints": {"last": None if last is None else str(last), "best": None if best is None else str(best)},
-        "resume": resume_command(files) if is_resumable(files, last or best) else None,
+        "resume": None if resumable is None else resume_command(files, resumable[1]),
     }
 
 
@@ -220,28 +220,29 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
 
 def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) -> None:
     """Print the last and the best checkpoint, and how to resume."""
-    last, best = find_checkpoints(files.path, summary)
+    last, best = find_checkpoints(summary)
     console.print()
     heading(console, "checkpoints", "" if last or best else "none")
     for label, path in (("last", last), ("best", best)):
         if path is not None:
             labeled(console, label, str(relative_to_here(path)))
-    if is_resumable(files, last or best):
-        run = str(relative_to_here(files.path))
-        in_code = f"in code: trainer.fit(resume={run!r}); in a loop with attach: hl.load({run!r})"
-        # On one line, however long, so that it can be copied.
-        console.print(f"    {'resume':<10} {printable(resume_command(files) or in_code)}", soft_wrap=True)
+    if not is_resumable(files, last or best):
+        return
+    if summary.resumable is None:
+        labeled(console, "resume", NO_GOOD_CHECKPOINT)
+        return
+    _, source = summary.resumable
+    run = str(relative_to_here(source))
+    in_code = f"in code: trainer.fit(resume={run!r}); in a loop with attach: hl.load({run!r})"
+    # On one line, however long, so that it can be copied.
+    console.print(f"    {'resume':<10} {printable(resume_command(files, source) or in_code)}", soft_wrap=True)
 
 
-def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None, Path | None]:
+def find_checkpoints(summary: RunSummary) -> tuple[Path | None, Path | None]:
     """Return the newest and the best checkpoint that are still there."""
-    newest: dict[str, Path] = {}
-    for event in summary.events:
-        if event["kind"] in ("checkpoint_saved", "best_checkpoint") and isinstance(event.get("path"), str):
-            path = directory / "checkpoints" / Path(event["path"]).name  # the run may have been moved
-            if os.path.isdir(path):  # noqa: PTH112 - unlike Path's, it never raises
-                newest[event["kind"]] = path
-    return newest.get("checkpoint_saved"), newest.get("best_checkpoint")
+    kinds = [summary.checkpoints(kind) for kind in ("checkpoint_saved", "best_checkpoint")]
+    last, best = (saved[-1][1] if saved else None for saved in kinds)
+    return last, best
 
 
 def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:
@@ -249,10 +250,10 @@ def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:
     return checkpoint is not None and files.outcome not in (RUNNING, "completed")
 
 
-def resume_command(files: RunFiles) -> str | None:
+def resume_command(files: RunFiles, source: Path) -> str | None:
     """Return the command that continues a run; None for a run from code, which no command can build."""
     try:
         config = files.config
     except RecordError:
         return None
-    return recorded_resume_command(files.path, files.run) if is_whole(config) else None
+    return recorded_resume_command(source, files.run) if is_whole(config) else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
+from hookline._fs import relative_to_here
 from hookline.cli.arguments import CONFIG, DEVICE, HOOK, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.command_lines import resume_command
 from hookline.errors import CheckpointError, error_text
@@ -97,6 +98,10 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
     if not (trainer.prints and trainer.run_ended):  # otherwise the run's closing line has said so
         print_line("hookline: interrupted", sys.stderr)
     if trainer.run_dir is None or trainer.checkpoint_dir is None:
+        return
+    if trainer.run_status.non_finite_losses:  # the newest checkpoint may have ruined weights
+        show = shlex.join(["hookline", "show", str(relative_to_here(trainer.run_dir))])
+        print_line(f"hookline: the loss became non-finite; `{show}` says where to continue from", sys.stderr)
         return
     from hookline.checkpoints.store import list_checkpoints
 

@@ -21,7 +21,7 @@ from hookline.runs.config import is_whole
 from hookline.runs.find import KILLED, RUNNING, RunFiles
 from hookline.runs.learning import find_learning_alerts
 from hookline.runs.stories import tell_stories
-from hookline.runs.summary import LayerTable, RunSummary
+from hookline.runs.summary import NO_GOOD_CHECKPOINT, LayerTable, RunSummary
 from hookline.runs.verdict import Alert, badness, judge
 
 _NAMES_SHOWN = 3
@@ -112,15 +112,17 @@ def _is_quiet(summary: RunSummary) -> Iterator[Alert]:
 
 def _remedy(summary: RunSummary) -> str:
     """Return how to go on with a run that did not come to its end."""
-    saved = [event["step"] for event in summary.events if event["kind"] == "checkpoint_saved" and event.get("step")]
-    if not saved:
-        return "; it has no checkpoint, so start it again"
+    if summary.resumable is None:
+        why = NO_GOOD_CHECKPOINT if summary.checkpoints("checkpoint_saved") else "it has no checkpoint"
+        return f"; {why}, so start it again"
+    step, source = summary.resumable
     try:
         config = summary.files.config
     except RecordError:
         config = None
-    command, call = f": `hookline resume {summary.files.run_id}`", ", in your code: `fit(resume=…)`, or `hl.load(…)`"
-    return f"; resume it from its checkpoint of step {saved[-1]:,}{command if is_whole(config) else call}"
+    name = summary.files.run_id + ("" if source == summary.files.path else f"/{source.name}")
+    command, call = f": `hookline resume {name}`", ", in your code: `fit(resume=…)`, or `hl.load(…)`"
+    return f"; resume it from its checkpoint of step {step:,}{command if is_whole(config) else call}"
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ needs NumPy and not torch, so that these commands start quickly.
 
 from __future__ import annotations
 
+import math
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from hookline.runs.histograms import HistogramReader
 from hookline.runs.media import read_newest_media
 from hookline.runs.reader import columns_of_rows
 
+NO_GOOD_CHECKPOINT = "no checkpoint has weights that are known to be finite"
 MAX_MEDIA = 8  # the newest tables and images of each name
 # How many values a table keeps of a run, and how many steps: of layers 600 kB, of histograms 1.6 MB.
 _LAYER_LIMITS, _HISTOGRAM_LIMITS = (150_000, 400), (400_000, 100)
@@ -240,6 +243,42 @@ class RunSummary:
     def newest_media(self) -> Iterator[MediaRow]:
         """Yield the newest tables and images of each name; the file of each is opened when it is asked for."""
         return read_newest_media(self.files.path, self.media_lines, MAX_MEDIA)
+
+    def checkpoints(self, *kinds: str) -> list[tuple[int, Path]]:
+        """Return step and path of the checkpoints that events of these kinds name and that are still there."""
+        listed: list[tuple[int, Path]] = []
+        for event in self.events:
+            step, path = event.get("step"), event.get("path")
+            if event["kind"] in kinds and isinstance(path, str) and isinstance(step, int):
+                place = self.files.path / "checkpoints" / Path(path).name  # the run may have been moved
+                if os.path.isdir(place):  # noqa: PTH112 - unlike Path's, it never raises
+                    listed.append((step, place))
+        return listed
+
+    @property
+    def resumable(self) -> tuple[int, Path] | None:
+        """The step to resume at, and what to resume: the run, or a checkpoint if the newest one has ruined weights."""
+        saved = sorted(self.checkpoints("checkpoint_saved", "best_checkpoint"))
+        good = [checkpoint for checkpoint in saved if checkpoint[0] <= self._good_until]
+        if not good:
+            return None
+        step, path = good[-1]
+        return step, self.files.path if path == saved[-1][1] else path
+
+    @property
+    def _good_until(self) -> float:
+        """The last step after which the weights were good, as far as the losses tell; infinity unless they end ruined.
+
+        The loss of a step is computed with the weights after the step before it.
+        """
+        is_stopped = str(self.run.get("reason")).startswith("stopped")  # by a hook that has kept the weights finite
+        has_bad_weights = self.run.get("outcome") == "non_finite" and not is_stopped
+        loss = self.curves.get("train/loss")
+        if loss is None or loss.last is None:
+            return -1 if has_bad_weights else math.inf
+        if loss.non_finite is not None and not math.isfinite(loss.last.value) and not is_stopped:
+            return loss.non_finite[0] - 2
+        return loss.last.step - 1 if has_bad_weights else math.inf
 
     @property
     def step_seconds(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from hookline.checkpoints.store import SavedCheckpoint
 from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
+from hookline.run.parameters import is_finite
 from hookline.runs.named import find_run
 from hookline.trainer.epochs import EpochRun
 from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
@@ -353,6 +354,10 @@ class CheckpointedRun(EpochRun):
             restore_sections(self, verified[0] if verified else SavedCheckpoint(checkpoint))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
             raise CheckpointError(f"{checkpoint} lacks something that a run needs to resume: {error!r}") from error
+        bad = next((name for name, param in self.params.items() if not is_finite(param)), None)
+        if bad is not None:
+            words = "the weights of %s are not finite, first %r: resume from a checkpoint of an earlier step"
+            logger.warning(words, checkpoint, bad, of_rank=True)
         self._has_initial_weights = True
         self.event_args.set_checkpoint(str(checkpoint), resumed=True)
         self.last_saved_step = self.progress.steps_done
