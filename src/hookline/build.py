@@ -383,6 +383,7 @@ def load_trainer(
             if not entry.intervenes:
                 trainer.hooks.remove(entry.name)
         trainer.load_weights(saved)
+        trainer.loaded_from = directory
         states = saved.section("hooks")
     for name, state in states.items():
         if isinstance(state, dict) and {*state} == {"updates", "average"} and name not in disabled:

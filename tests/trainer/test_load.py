@@ -13,7 +13,7 @@ from hookline import EMAHook, Trainer, read_metrics, trainer_from_config
 from hookline.core import plugins
 from hookline.demo.char_gpt import CharGPT
 from hookline.demo.stdlib_text import stdlib_text
-from hookline.errors import CheckpointError, ConfigError, HooklineError, RecordError
+from hookline.errors import CheckpointError, ConfigError, HooklineError, RecordError, TrainingError
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1, "dropout": 0.3},
@@ -53,6 +53,18 @@ def test_a_trainer_that_validates_and_predicts() -> None:
     earlier = Trainer.load("base", checkpoint=2, device="cpu")
     assert earlier.validate() != measured(trained.run_dir)
     assert Trainer.load("base/step-00000002", device="cpu").validate() == earlier.validate()
+
+
+def test_a_loaded_trainer_does_not_train() -> None:
+    """It would begin a new run without the hooks of the one that it was loaded from; the error says what to do."""
+    trained = train()
+    trainer, files = Trainer.load("base", device="cpu"), sorted(Path().rglob("*"))
+    run = f"runs/{trained.run_dir.name}"
+    batch = next(iter(trainer.train_loaders["train"]))
+    for start in (trainer.train, lambda: trainer.fit(resume="base"), lambda: trainer.training_step(batch)):
+        with pytest.raises(TrainingError, match=f"`hookline resume {run}`.* init_from='{run}'"):
+            start()
+    assert sorted(Path().rglob("*")) == files and trainer.validate() == measured(trained.run_dir)
 
 
 def test_overrides() -> None:

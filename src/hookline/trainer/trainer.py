@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline._console import logger, print_line
+from hookline._fs import relative_to_here
 from hookline._text import counted
 from hookline._words import meant, nearest
 from hookline.checkpoints.find import Found
@@ -114,6 +115,8 @@ class Trainer(CheckpointedRun):
         self.forward = ForwardPass(self, metrics["train"])
         self.optional_metrics = self.forward.metrics.optional
         self.resume_from: Path | Found | None = None
+        self.loaded_from: Path | None = None
+        """The run whose weights `load` has loaded."""
         self.reset_steps()
 
     @classmethod
@@ -130,7 +133,7 @@ class Trainer(CheckpointedRun):
 
         Only the run's hooks that change activations are created. If the run has averaged its weights (`ema`), the
         trainer has the average, which the run's validations measured. Nothing is written, and your random streams stay
-        unchanged. To continue training, use `fit(resume=…)`.
+        unchanged. It does not train, because it has neither the run's other hooks nor the state of its optimizers.
 
         >>> metrics = Trainer.load("latest").validate()
 
@@ -207,6 +210,17 @@ class Trainer(CheckpointedRun):
                 self.progress.set_loaders(list(self.train_loaders))
                 options.max_epochs, options.max_steps = length
             raise
+
+    def _check_can_begin(self) -> None:
+        """Raise TrainingError also for a trainer that `load` has made."""
+        super()._check_can_begin()
+        if self.loaded_from is not None:
+            run = str(relative_to_here(self.loaded_from))
+            why = "Trainer.load makes a trainer to validate and predict, without the run's hooks and optimizer states"
+            remedy = (
+                f"to continue the run, use `hookline resume {run}`, or fit(resume={run!r}) of a trainer built as it was"
+            )
+            raise TrainingError(f"{why}; {remedy}; to train a new run from its weights, pass init_from={run!r}")
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
         """Return the run as an iterator: each `next` runs one micro-batch of the training loop and returns its loss."""
