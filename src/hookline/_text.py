@@ -69,7 +69,8 @@ def ordinal(number: int) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: '1 step', '2 batches', '100,000 steps'."""
-    plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
+    irregular = {"batch": "batches", "non-finite loss": "non-finite losses", "process": "processes"}
+    plural = irregular.get(noun, f"{noun}s")
     return f"{count:,} {noun if count == 1 else plural}"
 
 

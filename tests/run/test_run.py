@@ -446,3 +446,25 @@ def test_a_run_logs_its_hooks_before_the_first_step() -> None:
     trainer.train()
     assert dict(logged) == {"reads": True, "identity": True, "clip_norm": False, "json_log": False}
     assert logged == [(hook.name, hook.enabled) for hook in trainer.hooks.list_hooks()]
+
+
+def test_a_hook_whose_ranks_the_run_has_not_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    """It is never called, whether its class or its registration names the ranks."""
+
+    class Elsewhere(TrainingHook):
+        ranks = (8, 4)
+
+        def on_step_end(self) -> None:
+            raise AssertionError
+
+    trainer = make_trainer(Elsewhere())
+    trainer.on("step_end", name="second", ranks=1)(lambda: calls.append(1))
+    trainer.on("step_end", name="mine", ranks=[0, 1])(lambda: calls.append(0))
+    calls: list[int] = []
+    trainer.train()
+    assert set(calls) == {0}
+    told = [record.getMessage() for record in caplog.records if "is not called" in record.getMessage()]
+    assert told == [
+        "'elsewhere' is not called: its ranks are 4, 8, and the run has 1 process",
+        "'second' is not called: its ranks are 1, and the run has 1 process",
+    ]

@@ -21,6 +21,7 @@ import torch
 
 from hookline import _device
 from hookline._console import logger, print_line
+from hookline._text import counted
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
@@ -192,6 +193,10 @@ class Run(Steps):
     def begin(self) -> None:
         """Set up the hooks, let the host prepare, and fire on_train_start."""
         self.hooks.reopen()
+        for entry in self.hooks.entries():
+            if isinstance(entry.ranks, frozenset) and min(entry.ranks) >= self.ranks.world_size:
+                listed, count = ", ".join(map(str, sorted(entry.ranks))), counted(self.ranks.world_size, "process")
+                logger.warning("%r is not called: its ranks are %s, and the run has %s", entry.name, listed, count)
         if any(hook_attribute(entry.hook, "collective") for entry in self.hooks.entries()):
             self.ranks.group  # noqa: B018 - made here, where all ranks are
         devices = _device.device_indices([*self.model.parameters(), *self.model.buffers()])
