@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from idle_hook import Idle
 
 from hookline import ForwardHook, GradientMonitor, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
@@ -49,7 +50,7 @@ def heard_by(called: Heard, step: int) -> None:
 class BuiltIn(Speaker):
     """A speaker that counts as built in; its subclasses do not."""
 
-    built_in = True
+    __module__, built_in = "hookline.own", True
 
 
 def incidents(registry: HookRegistry) -> list[Any]:
@@ -112,12 +113,34 @@ def test_a_user_hook_can_replace_a_built_in(registry: HookRegistry) -> None:
     assert called == ["mine"]
 
 
+def test_an_attribute_of_a_users_hook_does_not_make_it_built_in(registry: HookRegistry) -> None:
+    """It would skip what keeps observers from changing training; only Hookline's own classes are marked."""
+    called: Heard = []
+
+    class Mine(Speaker):
+        built_in = True
+
+        def on_train_batch_end(self) -> None:
+            torch.rand(1)
+            super().on_train_batch_end()
+
+    registry.register(BuiltIn("theirs", called))
+    registry.register(Mine("mine", called))
+    assert [hook.origin for hook in registry.list_hooks()] == ["code", "built-in"]
+    drawn = []
+    for trainer in (make_trainer(), make_trainer(Mine("mine", called))):
+        torch.manual_seed(1)
+        trainer.train()
+        drawn.append(torch.rand(1))
+    assert torch.equal(*drawn)
+
+
 @pytest.mark.req("000-07", "000-03")
 def test_forward_and_update_hooks_have_no_tiers(registry: HookRegistry) -> None:
     """They run in registration order, built-in or not."""
 
     class BuiltInLink(UpdateHook):
-        built_in = True
+        __module__, built_in = "hookline.own", True
 
         def on_update(self, grads: Any) -> Any:
             return grads
@@ -193,7 +216,7 @@ def test_constraints_are_checked_within_the_kind_of_the_hook(registry: HookRegis
             return grads
 
     class BuiltInLink(Link):
-        built_in = True
+        __module__, built_in = "hookline.own", True
 
     registry.register(BuiltInLink("b"))
     registry.register(Link("u"))

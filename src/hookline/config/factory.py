@@ -22,6 +22,7 @@ from hookline._console import logger
 from hookline._fs import current_directory
 from hookline._parameters import ParameterError, alternatives, parameters_of, type_adapter, type_hint
 from hookline._words import nearest
+from hookline.core.base import is_built_in
 from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, written
 
@@ -203,11 +204,6 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         raise ConfigError(path, f"expected {expected}, {got(value)}")
     return value
-
-
-def is_built_in(function: Callable[..., Any]) -> bool:
-    """Return whether this is the class of a built-in hook, whose constructor checks the types of its parameters."""
-    return isinstance(function, type) and "built_in" in vars(function)
 
 
 def _accepts(hint: Any, value: Any) -> bool:

@@ -18,7 +18,7 @@ from hookline._checks import MADE_FROM_FILE, names
 from hookline._parameters import check, parameters_of
 from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory
-from hookline.core.base import UpdateHook, hook_attribute
+from hookline.core.base import UpdateHook, hook_attribute, is_built_in
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
 from hookline.core.failures import check_policy
@@ -236,7 +236,8 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
     try:
         function = find_factory(given, HOOKS) if isinstance(given, str) else given
         shared = [key for key in options if key in (parameters_of(function) or {})]
-        takes_every = "every" in shared and getattr(function, "built_in", False)  # of a built-in hook or a subclass
+        bases = getattr(function, "__mro__", ())
+        takes_every = "every" in shared and any(map(is_built_in, bases))  # it is a built-in hook or a subclass
         if hidden := [key for key in shared if key != "every" or not takes_every]:
             name = given if isinstance(given, str) else given.__name__
             problem = f"{name}: {hidden[0]!r} is an option of hooks, and its constructor has a parameter of this name"

@@ -226,6 +226,15 @@ class StepContext:
     optimizer: torch.optim.Optimizer
 
 
+def is_built_in(cls: Any) -> bool:
+    """Return whether a class is that of a built-in hook: one that Hookline has defined and marked.
+
+    It is not inherited, because a user's subclass of a built-in hook is not built in. An attribute of this name in a
+    user's class means nothing.
+    """
+    return isinstance(cls, type) and cls.__module__.startswith("hookline.") and "built_in" in vars(cls)
+
+
 def not_an_event(function: Function) -> Function:
     """Mark a method whose name begins with ``on_`` but which is not an event."""
     function.__hookline_not_an_event__ = True  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import torch
 
 from hookline._checks import names
 from hookline._words import meant, nearest
-from hookline.core.base import DEFAULTS, ForwardHook, Hook, UpdateHook, hook_attribute
+from hookline.core.base import DEFAULTS, ForwardHook, Hook, UpdateHook, hook_attribute, is_built_in
 from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Events, find_event
 from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
 from hookline.core.plugins import HOOKS, load_reference
@@ -137,7 +137,7 @@ def hook_name(hook: Any, type_name: str = "") -> str:
     if isinstance(given, str) and given and given != inherited:
         return given
     # A user's function may make a built-in hook, whose name the user did not choose.
-    chosen = None if vars(cls).get("built_in") else vars(cls).get("name")
+    chosen = None if is_built_in(cls) else vars(cls).get("name")
     for name in (chosen, type_name, HOOKS.name_of(cls), inherited, getattr(hook, "__name__", None)):
         if isinstance(name, str) and name:
             return DerivedName(name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from hookline._checks import names
 from hookline._console import logger
 from hookline._words import nearest
-from hookline.core.base import hook_attribute
+from hookline.core.base import hook_attribute, is_built_in
 from hookline.core.catalog import Event, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
@@ -167,8 +167,7 @@ class Registry:
         options = {key: value for key, value in given.items() if value is not None and value != ()}
         instance, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
         schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
-        # Not inherited: a user's subclass of a built-in hook is not built in.
-        built_in = bool(vars(type(instance)).get("built_in", False))
+        built_in = is_built_in(type(instance))
         if not built_in and not event:
             check_attributes(instance, name or type(instance).__name__, listeners, self.ranks)
         own_schedule: Schedule = hook_attribute(instance, "schedule") or Schedule()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
-from hookline.core.base import TrainingHook
+from hookline.core.base import TrainingHook, is_built_in
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.run.control import RunControl
@@ -75,7 +75,7 @@ def period(hook: TrainingHook, every: int | str | None, units: Collection[str] =
     if every is None:
         return None
     for name in hook.every_aliases:
-        built_in = next(cls for cls in type(hook).__mro__ if vars(cls).get("built_in"))
+        built_in = next(cls for cls in type(hook).__mro__ if is_built_in(cls))
         if getattr(hook, name) != signature(built_in).parameters[name].default:
             raise ConfigError("every", f"pass either every or {name}, not both: they are names for one setting")
     Quantity.parse(every, units=units)

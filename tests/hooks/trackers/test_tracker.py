@@ -241,7 +241,8 @@ def test_importing_a_package_does_not_change_training(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
 
     class Drawing(ListTracker):
-        built_in, package = True, "drawing_package"  # users' hooks are kept from the streams in any case
+        __module__, built_in = "hookline.own", True  # users' hooks are kept from the streams in any case
+        package = "drawing_package"
 
     states = []
     for tracker in (ListTracker(), Drawing()):
