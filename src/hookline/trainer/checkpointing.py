@@ -333,15 +333,15 @@ class CheckpointedRun(EpochRun):
         load_weights(self.model, path)
         self._has_initial_weights = True
 
-    def restore(self, source: Path | Found) -> Path:
-        """Restore the run from a checkpoint: its directory, a run's, one that holds checkpoints, or one that was found.
+    def restore(self, path: str | Path | Found) -> Path:
+        """Restore the run from a checkpoint: its directory, a run's, or one that holds checkpoints.
 
-        Rank 0 finds it and verifies every byte, which is read once.
+        Rank 0 finds it, unless it was found before, and verifies every byte, which is read once.
         """
         verified: list[SavedCheckpoint] = []
 
         def verify() -> tuple[str, list[str]]:
-            found = source if isinstance(source, Found) else find_checkpoint(source)
+            found = path if isinstance(path, Found) else find_checkpoint(Path(path))
             verified.append(found.checkpoint.verified())
             return str(verified[0].path), found.problems
 
