@@ -14,9 +14,20 @@ import builders
 import pytest
 import torch
 from builders import make_batches, make_model
+from idle_hook import Idle
 from torch import nn
 
-from hookline import BaseTrainer, GenericTrainer, HooklineError, SimpleTrainer, Trainer, TrainingHook, read_metrics
+from hookline import (
+    BaseTrainer,
+    GenericTrainer,
+    HooklineError,
+    HookManager,
+    HookRegistry,
+    SimpleTrainer,
+    Trainer,
+    TrainingHook,
+    read_metrics,
+)
 from hookline.errors import TrainingError
 
 COMPILERS = [os.environ.get("CXX", "g++"), "clang++"]  # one of which inductor calls
@@ -769,3 +780,13 @@ def test_a_run_continues_inside_its_epoch_after_a_step_by_hand(schedule: str) ->
     trainer.training_step(make_batches(1)[0])
     trainer.fit(max_steps=7)
     assert (trainer.step, trainer.epoch, trainer.progress.batch_idx) == (7, 0, 6)
+
+
+def test_a_hook_is_removed_in_the_same_words_everywhere() -> None:
+    """By position, as `name` and as `hook_id`, the word of the methods for captures."""
+    trainer, manager, registry = make_trainer(), HookManager(), HookRegistry()
+    for owner, hooks in ((trainer, trainer.hooks), (manager, manager), (registry, registry)):
+        for arguments, options in ((["own"], {}), ([], {"name": "own"}), ([], {"hook_id": "own"})):
+            hook = Idle()
+            hooks.register(hook, "own")
+            assert owner.remove_hook(*arguments, **options) is hook and "own" not in hooks

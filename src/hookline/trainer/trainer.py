@@ -488,9 +488,9 @@ class Trainer(CheckpointedRun):
         """Return a hook by its name."""
         return self.hooks.get(name)
 
-    def remove_hook(self, name: str) -> Any:
-        """Remove a hook and return it."""
-        return self.hooks.remove(name)
+    def remove_hook(self, name: str = "", *, hook_id: str = "") -> Any:
+        """Remove a hook and return it; `hook_id` is its name in the methods for captures."""
+        return self.hooks.remove_hook(name, hook_id=hook_id)
 
     def enable_hook(self, name: str) -> None:
         """Enable a hook."""
