@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import json
+import math
 import operator
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -105,37 +105,38 @@ def check(value: Any, hint: Any, path: str) -> Any:
         ParameterError: If the value does not fit.
     """
     expected = expected_value(hint)
-    if expected is None or _is_usual(value, hint):
+    if expected is None or (value is None and NoneType in alternatives(hint)):
         return value
-    item_hint, plain = _item_hint(hint), value
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    kind = _kinds(hint)[-1 if is_list else 0]
     try:
-        plain = _plain(value, item_hint is not None)
-        finite = not any(INFINITE in _parts(kind) for kind in _kinds(hint))
-        # As JSON, because in Python pydantic takes a tensor for a number. Not strict, it would take "3" for one, too.
-        valid = type_adapter(hint, finite).validate_json(json.dumps(plain), strict=True)
-    except Exception:  # it does not fit, is not JSON, or its own methods failed
-        for item in plain if item_hint and isinstance(plain, (list, tuple)) else ():
-            check(item, item_hint, path)  # a wrong item is named instead of the list
-        choices = [choice for kind in _kinds(hint) for choice in _choices(kind)]
+        if is_list and (item_hint := _item_hint(kind)) is not None:
+            return [check(item, item_hint, path) for item in value]  # a wrong item is named instead of the list
+        return _fitting(value, *_parts(kind))
+    except ParameterError:
+        raise
+    except Exception:  # it does not fit, or its own methods failed
+        choices = _choices(kind)
         if choices and isinstance(value, str):
             raise ParameterError(path, f"invalid value {written(value)}; {nearest(value, choices)}") from None
         raise ParameterError(path, f"expected {expected}, {got(value)}") from None
-    return plain if isinstance(plain, str) else valid  # pydantic makes a plain str of a reference
 
 
-def _is_usual(value: Any, hint: Any) -> bool:
-    """Return True for None, a choice, and a bool or number of the very type and within its bounds.
-
-    These are most values. Importing pydantic takes 0.2 s, which a run with a few plain hooks does not have to wait for.
-    """
-    if value is None:
-        return NoneType in alternatives(hint)
-    kind, *bounds = _parts(_kinds(hint)[0])
-    if type(value) is str:
-        return value in _choices(kind)
-    if type(value) is not kind or kind not in (bool, int, float) or value - value != 0:  # infinite or NaN
-        return False
-    return all(getattr(operator, key)(value, limit) for key, limit in _limits(bounds))
+def _fitting(value: Any, kind: Any, *bounds: Any) -> Any:
+    """Return a value, a number as Python's own; raise an exception if it is not of a type, or not within its bounds."""
+    if kind is bool:
+        fits = isinstance(value, bool)
+    elif kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+            raise TypeError
+        value = kind(value)
+        is_valid = kind is int or INFINITE in bounds or math.isfinite(value)
+        fits = is_valid and all(getattr(operator, key)(value, limit) for key, limit in _limits(bounds))
+    else:
+        fits = isinstance(value, str) and (value in _choices(kind) or (kind is str and value != ""))
+    if not fits:
+        raise ValueError
+    return value
 
 
 def expected_value(hint: Any) -> str | None:
@@ -190,16 +191,6 @@ def _choices(kind: Any) -> tuple[str, ...]:
 def _item_hint(hint: Any) -> Any:
     """Return the type of the items if a type is a list or may be one; None otherwise."""
     return next((get_args(kind)[0] for kind in alternatives(hint) if get_origin(kind) is Sequence), None)
-
-
-def _plain(value: Any, may_be_list: bool) -> Any:
-    """Return Python's own number for another library's, and a tuple for a set or an array where a list is valid."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return int(value) if isinstance(value, Integral) else float(value)
-    if not may_be_list or not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
-        return value
-    items = [_plain(item, False) for item in value]
-    return items if isinstance(value, list) else tuple(items)
 
 
 # ---- annotations ---------------------------------------------------------------------------------------------------
@@ -262,16 +253,14 @@ class _Unresolved(metaclass=_UnresolvedMeta):
     """Stands for a type that cannot be resolved, and for its attributes; the rest of the annotation still counts."""
 
 
-def type_adapter(hint: Any, finite: bool = False) -> TypeAdapter[Any]:
+def type_adapter(hint: Any) -> TypeAdapter[Any]:
     """Return what validates values of a type and makes its JSON Schema.
 
-    Args:
-        hint: The type; an exception of pydantic's is raised if it does not support it.
-        finite: Whether NaN and infinity are invalid.
+    An exception of pydantic's is raised if it does not support the type.
     """
-    from pydantic import ConfigDict, TypeAdapter  # late: it takes 0.1 s, and most hooks are made with their defaults
+    from pydantic import ConfigDict, TypeAdapter  # late: it takes 0.2 s
 
-    return TypeAdapter(_supported(hint), config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=not finite))
+    return TypeAdapter(_supported(hint), config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def _supported(hint: Any) -> Any:
