@@ -100,9 +100,10 @@ class Capture(BuiltInForwardHook):
         for part in parts:
             _checks.one_of(part, (*PARTS, "both"), "what")
         self._parts = tuple(part for part in PARTS if part in parts)
-        # Each method names only the arguments that are needed, so that no other views are made.
-        listeners = {("input",): self._on_inputs, ("output",): self._on_output, PARTS: self._on_both}
-        self.on_forward: Any = listeners[self._parts] if detach else self._on_live
+        # Each method names only the arguments that are needed, so that compiled code passes no others.
+        self.on_forward: Any = {("input",): self._on_inputs, ("output",): self._on_output}.get(
+            self._parts, self._on_both
+        )
 
     def setup(self, registry: Any, name: str) -> None:
         """Use the manager's store and its limits."""
@@ -136,71 +137,49 @@ class Capture(BuiltInForwardHook):
         return self._store.pop_all(self._registered_name)
 
     def _on_inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:
-        self._convert_and_add(name, module, step, phase, (inputs, kwargs, None))
+        self._capture(name, weakref.ref(module), step, phase, inputs, kwargs, None)
 
     def _on_output(self, name: str, module: Any, output: Any, step: int, phase: str) -> None:
-        self._convert_and_add(name, module, step, phase, (None, None, output))
+        self._capture(name, weakref.ref(module), step, phase, None, None, output)
 
     def _on_both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
-        self._convert_and_add(name, module, step, phase, (inputs, kwargs, output))
+        self._capture(name, weakref.ref(module), step, phase, inputs, kwargs, output)
 
-    def _on_live(
-        self, name: str, module: Any, inputs: Any, kwargs: Any, live_output: Any, step: int, phase: str
+    def bind_module(self, name: str, module: torch.nn.Module, run: Any) -> Observe:
+        """Return a function that captures a call, given the module's own inputs, keyword inputs and output."""
+        module_ref, capture = weakref.ref(module), self._capture
+        return lambda inputs, kwargs, output: capture(name, module_ref, run.step, run.phase, inputs, kwargs, output)
+
+    def _capture(
+        self, name: str, module: weakref.ref[Any], step: int, phase: str, inputs: Any, kwargs: Any, output: Any
     ) -> None:
-        """Capture a call that `bind_module` has not prepared for: after a failure, or fired by hand."""
-        given = (inputs, kwargs) if "input" in self._parts else (None, None)
-        output = map_tensors(partial(self._copy, name), live_output) if "output" in self._parts else None
-        self._convert_and_add(name, module, step, phase, (*given, output))
+        """Keep a state with copies of the parts that are wanted."""
+        copies: list[HostCopy] = []
+        copy = partial(self._copy, name, copies)
+        if "input" in self._parts:
+            inputs, kwargs = map_tensors(copy, inputs), map_tensors(copy, kwargs)
+        else:
+            inputs = kwargs = None
+        output = map_tensors(copy, output) if "output" in self._parts else None
+        call = next(self._calls.setdefault(name, itertools.count(1)))  # `next` is atomic: no two threads get one number
+        values, thread = (inputs, kwargs, output), current_thread().name
+        state = CapturedState(
+            self._registered_name, name, self.layer_idx, module, call, step, phase, thread, values, copies
+        )
+        self._store.add(state, self.max_captured_states)
 
-    def bind_module(self, name: str, module: torch.nn.Module, run: Any) -> Observe | None:
-        """Return `on_forward` for one module with everything looked up; None if tensors are converted.
-
-        The function is called with the module's own inputs, keyword inputs and output.
-        """
-        if self._converts:
-            return None
-        hook, layer_idx, module_ref = self._registered_name, self.layer_idx, weakref.ref(module)
-        with_inputs, with_output = "input" in self._parts, "output" in self._parts
-        calls, add, limit = self._calls, self._store.add, self.max_captured_states
-        calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
-        copy = partial(self._copy, name)
-
-        def capture(inputs: Any, kwargs: Any, output: Any) -> None:
-            if with_inputs:
-                inputs, kwargs = map_tensors(copy, inputs), map_tensors(copy, kwargs)
-            else:
-                inputs = kwargs = None
-            if not with_output:
-                output = None
-            elif type(output) is Tensor:  # nearly always
-                output = copy(output)
-            else:
-                output = map_tensors(copy, output)
-            call, thread, values = next(calls[name]), current_thread().name, (inputs, kwargs, output)
-            add(CapturedState(hook, name, layer_idx, module_ref, call, run.step, run.phase, thread, values), limit)
-
-        return capture
-
-    def _copy(self, name: str, tensor: Tensor) -> Tensor | None:
+    def _copy(self, name: str, copies: list[HostCopy], tensor: Tensor) -> Tensor | None:
         if not self.detach and tensor.requires_grad:
             return tensor
         view = observer_view(tensor)
-        if view is None:
+        kept = self._convert(view, copies) if self._converts and view is not None else view
+        if kept is None:
             self._pass_over(name, tensor)
-        return view
+        return kept
 
-    def _convert_and_add(
-        self, name: str, module: torch.nn.Module, step: int, phase: str, values: tuple[Any, Any, Any]
-    ) -> None:
-        copies: list[HostCopy] = []
-        if self._converts:
-            values = map_tensors(lambda tensor: self._convert(name, tensor, copies), values)
-        hook, module_ref, thread = self._registered_name, weakref.ref(module), current_thread().name
-        call = next(self._calls.setdefault(name, itertools.count(1)))
-        state = CapturedState(hook, name, self.layer_idx, module_ref, call, step, phase, thread, values, copies)
-        self._store.add(state, self.max_captured_states)
-
-    def _convert(self, name: str, tensor: Tensor, copies: list[HostCopy]) -> Tensor | None:
+    @torch.no_grad()
+    def _convert(self, tensor: Tensor, copies: list[HostCopy]) -> Tensor | None:
+        """Return a view as the parameters want it; None if its kind cannot be converted."""
         try:
             converted = tensor if self._reduce is None or not tensor.dim() else self._reduce(tensor)
             if self._dtype is not None and converted.is_floating_point():
@@ -216,7 +195,6 @@ class Capture(BuiltInForwardHook):
         except Exception as error:
             if not is_unsupported(tensor, error):
                 raise
-            self._pass_over(name, tensor)
             return None
 
 
