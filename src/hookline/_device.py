@@ -1,4 +1,4 @@
-"""Find a device, and ask an accelerator for streams, events, memory figures and random states.
+"""Find a device, copy to it and from it without waiting, and ask it for streams, events, memory and random states.
 
 Only this module and the Triton launchers know that the accelerator is CUDA: support for another kind of device starts
 here. Only `find_device` initializes a device that the process has not used yet.
@@ -146,6 +146,54 @@ def cached_table(device: torch.device, numbers: tuple[float, ...], dtype: torch.
 def _cached_table(device: torch.device, stream: int, numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
     # The stream is part of the key because the table is filled in its order: another stream might read it too early.
     return upload(numbers, dtype, device)
+
+
+# ---- copies to the host ----------------------------------------------------------------------------------------------
+
+# Small copies share one buffer size: pinning new memory waits for the device, reusing the allocator's block does not.
+_SMALLEST_BUFFER = 4096
+
+
+class HostCopy:
+    """A copy of a tensor to the host that may still be in progress.
+
+    On CUDA the copy goes into pinned memory on the current stream, followed by an event, so neither the host nor the
+    device waits. A tensor that is already on the host is referred to, not copied.
+
+    Args:
+        tensor: The tensor to copy; what is written to it later on the same stream does not change the copy.
+        into: Host memory of the same shape and dtype to reuse.
+    """
+
+    def __init__(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> None:
+        self._event: torch.Event | None = None
+        self.host: torch.Tensor
+        """The host tensor; its contents are valid once the copy is complete."""
+        if not is_accelerator(tensor.device):
+            self.host = tensor.to("cpu") if into is None else into.copy_(tensor)
+        else:
+            self.host = pinned_like(tensor) if into is None else into
+            with use(tensor.device):
+                self.host.copy_(tensor, non_blocking=True)
+                self._event = record_event(tensor.device)
+
+    def is_ready(self) -> bool:
+        """Return whether the copy is complete; never waits."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> torch.Tensor:
+        """Wait until the copy is complete and return the host tensor."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return self.host
+
+
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Allocate pinned host memory with a tensor's shape and dtype."""
+    size = tensor.numel() * tensor.element_size()
+    buffer = torch.empty(max(size, _SMALLEST_BUFFER), dtype=torch.uint8, device="cpu", pin_memory=True)
+    return buffer[:size].view(tensor.dtype).view(tensor.shape)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

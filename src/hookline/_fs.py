@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookline._sizes import size_limit
+from hookline._limits import size_limit
 
 Part = bytes | memoryview
 
@@ -33,7 +33,7 @@ class NotAPlainFile(OSError):
 
 
 class TooLarge(OSError):
-    """A file has more bytes than one of its name may have; see `_sizes.py`."""
+    """A file has more bytes than one of its name may have; see `_limits.py`."""
 
 
 def open_plain(path: Path, flags: int) -> int:

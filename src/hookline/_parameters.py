@@ -1,7 +1,7 @@
-"""Check parameters against annotations: `Annotated[int, Ge(0)]` is an integer of at least 0.
+"""Check parameters: against annotations (`Annotated[int, Ge(0)]` is an integer of at least 0), names and choices.
 
 The base class of hooks checks the constructors of built-in hooks so, and `hookline schema` has the same bounds. Other
-constructors call `check`.
+constructors call `check`, `names` and `one_of`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import operator
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import wraps
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
@@ -36,6 +37,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 Percentage = Annotated[float, Ge(0), Le(100)]
 NonEmptyStr = Annotated[str, MinLen(1)]
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # attributes there, functions of `operator`
+MADE_FROM_FILE: ContextVar[bool] = ContextVar("MADE_FROM_FILE", default=False)
+"""Whether the hook being created gets its parameters from a config file, which may come from someone else."""
 
 
 class ParameterError(ConfigError):
@@ -191,6 +194,21 @@ def _choices(kind: Any) -> tuple[str, ...]:
 def _item_hint(hint: Any) -> Any:
     """Return the type of the items if a type is a list or may be one; None otherwise."""
     return next((get_args(kind)[0] for kind in alternatives(hint) if get_origin(kind) is Sequence), None)
+
+
+def one_of(value: Any, choices: Sequence[str], name: str) -> str:
+    """Check a string that must be one of a few."""
+    if value not in choices:
+        raise ConfigError(name, f"invalid value {value!r}; {nearest(str(value), choices)}")
+    return str(value)
+
+
+def names(value: Any, name: str) -> tuple[str, ...]:
+    """Check several names; one name may be given as it is, without a list around it."""
+    items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(item, str) for item in items):
+        raise ConfigError(name, f"expected a name or a list of names, {got(value)}")
+    return items
 
 
 # ---- annotations ---------------------------------------------------------------------------------------------------

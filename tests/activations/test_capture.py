@@ -1,8 +1,8 @@
 """The capture hook keeps the inputs and outputs of modules as they were at the call."""
 
 from collections import OrderedDict
-from inspect import signature
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest

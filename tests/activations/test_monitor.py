@@ -404,7 +404,7 @@ def test_a_failing_step_is_recorded() -> None:
 def test_values_arrive_a_flush_later_under_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event waits for a busy device; the end of the run records every step."""
     waited: list[bool] = []
-    monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: False)
+    monkeypatch.setattr("hookline._device.HostCopy.is_ready", lambda copy: False)
     trainer = monitored_trainer(record=True)
     trainer.add_hook("monitor", modules="0", metrics=["mean"], gradients=True)
     record = trainer.record

@@ -761,7 +761,7 @@ def test_two_monitors_log_under_different_names() -> None:
 def test_trouble_is_reported_as_soon_as_values_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a device has measured is picked up at the end of the first step at which it has arrived, due or not."""
     trainer = make_trainer(data=make_batches(20, 16, 6, 3))
-    monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: trainer.step >= 12)
+    monkeypatch.setattr("hookline._device.HostCopy.is_ready", lambda copy: trainer.step >= 12)
     monitor = GradientMonitor(log_frequency=10, exploding=1e-6)
     monitor.events_when_not_due = ("on_step_end",)  # as where torch knows CUDA
     trainer.add_hook(monitor)

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from hookline import ThroughputMonitor, Trainer, TrainingHook
-from hookline._step_parts import STEP_PARTS
 from hookline.errors import ConfigError
 from hookline.hooks.console import times
+from hookline.runs.step_parts import STEP_PARTS
 
 PREFIX = "throughput/"
 

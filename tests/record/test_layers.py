@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from records import close_record, start_record
 
 from hookline import read_layers
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.errors import RecordError
 from hookline.record import Record
 

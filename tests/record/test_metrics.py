@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.errors import RecordError
 from hookline.record import Record
 

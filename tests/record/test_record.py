@@ -18,7 +18,7 @@ import yaml
 from records import start_record
 
 from hookline import read_metrics
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.errors import RecordError
 from hookline.record import Record, read_jsonl
 

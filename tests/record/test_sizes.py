@@ -13,7 +13,7 @@ import pytest
 from builders import make_trainer
 from records import close_record, start_record
 
-from hookline import CheckpointHook, TrainingHook, _sizes, load_run
+from hookline import CheckpointHook, TrainingHook, _limits, load_run
 from hookline.checkpoints.store import read_checkpoint, verify_checkpoint
 from hookline.cli import main
 from hookline.config.load import load_config
@@ -109,7 +109,7 @@ def test_a_resume_mark_behind_a_long_line_is_found(run: Path) -> None:
 
 def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted as lost, with a warning, and the run continues."""
-    monkeypatch.setattr(_sizes, "_OTHER_LINES", 1000)
+    monkeypatch.setattr(_limits, "_OTHER_LINES", 1000)
     record = start_record(tmp_path, "r")
     with pytest.warns(RuntimeWarning, match=r"events\.jsonl: it has 1,\d+ bytes, and 1,000 is the limit; store"):
         record.event("large", 1, numbers="7" * 1000)
@@ -120,7 +120,7 @@ def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatc
 
 def test_a_config_too_large_to_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run does not begin, and leaves its lock to the next."""
-    monkeypatch.setitem(_sizes._FILES, "config.yaml", 1000)
+    monkeypatch.setitem(_limits._FILES, "config.yaml", 1000)
     record = Record.on_disk(tmp_path, config={"x": "7" * 1000}, seed=None, run_id="r")
     with pytest.raises(RecordError, match=r"config\.yaml: it has 1,\d+ bytes, and 1,000 is the limit; store"):
         record.start([])

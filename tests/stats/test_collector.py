@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline import HooklineError
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.stats import STATISTICS, summarize
 from hookline.stats import collector as module
 from hookline.stats.borrowed import borrowing

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline import _checks
+from hookline import _parameters
 from hookline._console import logger
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline._parameters import NonNegativeInt
 from hookline._tensors import is_unsupported, map_tensors
 from hookline._words import nearest
@@ -98,7 +98,7 @@ class Capture(BuiltInForwardHook):
         self._store = CaptureStore()
         parts = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
         for part in parts:
-            _checks.one_of(part, (*PARTS, "both"), "what")
+            _parameters.one_of(part, (*PARTS, "both"), "what")
         self._parts = tuple(part for part in PARTS if part in parts)
         # Each method names only the arguments that are needed, so that compiled code passes no others.
         self.on_forward: Any = {("input",): self._on_inputs, ("output",): self._on_output}.get(
@@ -226,7 +226,7 @@ def _parse_device(given: str | None) -> torch.device | None:
 def _parse_reduction(given: Any) -> Callable[[Tensor], Tensor] | None:
     if given is None or callable(given):
         return given  # type: ignore[no-any-return]
-    return REDUCTIONS[_checks.one_of(given, tuple(REDUCTIONS), "reduce")]
+    return REDUCTIONS[_parameters.one_of(given, tuple(REDUCTIONS), "reduce")]
 
 
 # ---- for a block of code --------------------------------------------------------------------------------------------

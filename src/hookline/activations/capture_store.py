@@ -18,7 +18,7 @@ import torch
 
 from hookline import _fs
 from hookline._console import logger
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline._parameters import NonNegativeFloat, NonNegativeInt, check
 from hookline._tensors import is_dense, iter_tensors, kind_of, map_tensors, unwrap
 from hookline.activations.forward_hooks import observer_view

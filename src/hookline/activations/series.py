@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline._device import cached_table
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy, cached_table
 from hookline._tensors import is_sharded
 from hookline._words import nearest
 from hookline.core.shared_part import SharedPart, Sizes

@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from hookline._fs import Part
-from hookline._nesting import MAX_DEPTH, TOO_DEEP
+from hookline._limits import MAX_DEPTH, TOO_DEEP
 from hookline._tensors import is_sharded
 from hookline.checkpoints.errors import inside
 from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, local_part

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from hookline import _device
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.checkpoints.errors import failing_as
 from hookline.checkpoints.format import TAG, Section, encode_section, safetensors_parts
 from hookline.checkpoints.store import (

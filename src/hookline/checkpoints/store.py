@@ -40,7 +40,7 @@ from hookline._fs import (
     sync_directory,
     write_file,
 )
-from hookline._sizes import size_limit
+from hookline._limits import size_limit
 from hookline.checkpoints.errors import failing_as, inside
 from hookline.checkpoints.format import Section, decode, encode, encode_section, safetensors_parts
 from hookline.checkpoints.shards import Like, SavedTensors

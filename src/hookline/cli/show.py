@@ -12,7 +12,6 @@ from rich.text import Text
 
 from hookline._console import printable
 from hookline._fs import relative_to_here
-from hookline._step_parts import STEP_PARTS
 from hookline._text import counted, duration_text
 from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
@@ -24,6 +23,7 @@ from hookline.runs.alerts import find_alerts
 from hookline.runs.config import is_whole
 from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.ranking import LOSSES, metric_order
+from hookline.runs.step_parts import STEP_PARTS
 from hookline.runs.stories import first_of_each_kind
 from hookline.runs.summary import NO_GOOD_CHECKPOINT, RunSummary
 from hookline.runs.verdict import Alert, Verdict, judge

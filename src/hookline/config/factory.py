@@ -17,10 +17,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, get_args
 
-from hookline._checks import names
 from hookline._console import logger
 from hookline._fs import current_directory
-from hookline._parameters import ParameterError, alternatives, parameters_of, type_adapter, type_hint
+from hookline._parameters import ParameterError, alternatives, names, parameters_of, type_adapter, type_hint
 from hookline._words import nearest
 from hookline.core.base import is_built_in
 from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline._checks import MADE_FROM_FILE, names
-from hookline._parameters import check, parameters_of
+from hookline._parameters import MADE_FROM_FILE, check, names, parameters_of
 from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.base import UpdateHook, hook_attribute, is_built_in

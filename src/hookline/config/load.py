@@ -14,10 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hookline._checks import names
 from hookline._fs import NotAPlainFile, TooLarge, read_whole
-from hookline._nesting import MAX_DEPTH, TOO_DEEP
-from hookline._sizes import MAX_YAML
+from hookline._limits import MAX_DEPTH, MAX_YAML, TOO_DEEP
+from hookline._parameters import names
 from hookline._words import nearest
 from hookline.config.schema import HOOKS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import plain_copy, read_yaml

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hookline._checks import names, one_of
-from hookline._parameters import parameters_of
+from hookline._parameters import names, one_of, parameters_of
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.plugins import METRICS
 from hookline.errors import ConfigError, HooklineError, got

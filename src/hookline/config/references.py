@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from hookline._secrets import SHORTEST_SECRET, replace_secrets
 from hookline.config.values import plain_copy, read_yaml
 from hookline.errors import ConfigError
+from hookline.record.secrets import SHORTEST_SECRET, replace_secrets
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"

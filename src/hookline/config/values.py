@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hookline._nesting import MAX_DEPTH, TOO_DEEP
+from hookline._limits import MAX_DEPTH, TOO_DEEP
 from hookline.errors import ConfigError, shown
 
 MAX_NODES = 10_000  # YAML takes half a second for this many; the longest real configs have a few hundred

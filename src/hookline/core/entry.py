@@ -10,8 +10,8 @@ from itertools import chain, count
 from types import FunctionType
 from typing import Any
 
-from hookline._checks import names
 from hookline._console import logger
+from hookline._parameters import names
 from hookline._text import counted
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG, Event

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hookline._checks import names
+from hookline._parameters import names
 from hookline._words import meant, nearest
 from hookline.core.base import DEFAULTS, ForwardHook, Hook, UpdateHook, hook_attribute, is_built_in
 from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Events, find_event

@@ -10,8 +10,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
 
-from hookline._checks import names
 from hookline._console import logger
+from hookline._parameters import names
 from hookline._words import nearest
 from hookline.core.base import hook_attribute, is_built_in
 from hookline.core.catalog import Event, find_event

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._checks import names
-from hookline._parameters import PositiveInt
+from hookline._parameters import PositiveInt, names
 from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions, predicted_classes
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import ConfigError, TrainingError

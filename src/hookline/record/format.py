@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline._bins import FEWEST_BINS
-from hookline._sizes import MAX_LAYER_VALUES
+from hookline._limits import MAX_LAYER_VALUES
 from hookline.errors import RecordError
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.yaml"

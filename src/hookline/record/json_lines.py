@@ -21,8 +21,7 @@ from hookline._fs import (
     read_whole,
     write_atomic,
 )
-from hookline._nesting import MAX_DEPTH, TOO_DEEP, is_too_deep
-from hookline._sizes import line_limit, size_limit
+from hookline._limits import MAX_DEPTH, TOO_DEEP, is_too_deep, line_limit, size_limit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.format import NON_FINITE, TEXT_FIELDS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hookline import _checks
+from hookline import _parameters
 from hookline._fs import refuse_link
 from hookline.errors import ConfigError, RecordError
 from hookline.record.json_lines import parse_json, read_bytes, write_json_atomic, writing
@@ -88,7 +88,7 @@ def check_name(value: Any, where: str) -> str | None:
 
 def check_tags(values: Any, where: str) -> tuple[str, ...]:
     """Check tags, each of them once; one may be given without a list around it."""
-    tags = tuple(dict.fromkeys(_one_line(tag, where, MAX_TAG_LENGTH) for tag in _checks.names(values, where)))
+    tags = tuple(dict.fromkeys(_one_line(tag, where, MAX_TAG_LENGTH) for tag in _parameters.names(values, where)))
     if "" in tags:
         raise ConfigError(where, "a tag cannot be empty")
     if len(tags) > MAX_TAGS:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hookline import _device
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.errors import RecordError
 from hookline.record.format import SeriesHeader, pack_counts
 from hookline.record.json_lines import JsonLines

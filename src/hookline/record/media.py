@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hookline._console import logger
+from hookline._device import HostCopy
 from hookline._fs import make_directory, refuse_link, write_atomic
-from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
 from hookline.record.format import MAX_IMAGE_SIDE, PNG, Image, MediaRow, Table, size_of_png

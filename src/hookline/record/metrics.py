@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
 from hookline.record.pending import Pending

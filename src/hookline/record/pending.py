@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 
 
 class Pending:

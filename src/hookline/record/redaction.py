@@ -18,10 +18,10 @@ from typing import Any
 from weakref import WeakSet
 
 from hookline._console import logger, printable
-from hookline._nesting import MAX_DEPTH
-from hookline._secrets import SHORTEST_SECRET, replace_secrets
+from hookline._limits import MAX_DEPTH
 from hookline.errors import before_cut, traceback_text
 from hookline.record import strict_json
+from hookline.record.secrets import SHORTEST_SECRET, replace_secrets
 
 REDACTED = "<redacted>"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hookline._console import logger, warn
 from hookline._fs import make_directory
-from hookline._sizes import MAX_YAML
+from hookline._limits import MAX_YAML
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json

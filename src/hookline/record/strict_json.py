@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-from hookline._nesting import MAX_DEPTH
+from hookline._limits import MAX_DEPTH
 
 _LINE = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _FLAT = frozenset({int, float, str, bool, type(None)})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline._sizes import MAX_YAML
+from hookline._limits import MAX_YAML
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.json_lines import as_mapping

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hookline._bins import bin_edges
-from hookline._sizes import has_too_many_gaps
+from hookline._limits import has_too_many_gaps
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.format import Floats, MediaRow, SeriesHeader

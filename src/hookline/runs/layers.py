@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline._sizes import has_too_many_gaps
+from hookline._limits import has_too_many_gaps
 from hookline._words import nearest
 from hookline.errors import RecordError
 from hookline.record.format import Floats, SeriesHeader

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hookline._fs import NotAPlainFile, TooLarge, explain, open_to_read, read_whole
-from hookline._sizes import line_limit
+from hookline._limits import line_limit
 from hookline.errors import RecordError
 from hookline.record.format import (
     CONFIG_FILE,

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline._bins import bins_per_octave, bins_per_sign
-from hookline._step_parts import STEP_PARTS
 from hookline.errors import RecordError
 from hookline.record.format import NOT_METRICS, Floats, MediaRow, SeriesHeader
 from hookline.record.json_lines import warn_at_caller
@@ -27,6 +26,7 @@ from hookline.runs.find import RunFiles
 from hookline.runs.histograms import HistogramReader
 from hookline.runs.media import read_newest_media
 from hookline.runs.reader import columns_of_rows
+from hookline.runs.step_parts import STEP_PARTS
 
 NO_GOOD_CHECKPOINT = "no checkpoint has weights that are known to be finite"
 MAX_MEDIA = 8  # the newest tables and images of each name

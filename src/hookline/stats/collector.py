@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline._bins import BINS
-from hookline._host_copy import HostCopy
+from hookline._device import HostCopy
 from hookline._tensors import inside_transform, tensor_version
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.stats import borrowed

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 
-from hookline._checks import names
-from hookline._parameters import FinitePositive, NonNegativeInt, PositiveInt, check
+from hookline._parameters import FinitePositive, NonNegativeInt, PositiveInt, check, names
 from hookline._words import nearest
 from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, shown

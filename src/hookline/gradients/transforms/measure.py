@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline import _checks
+from hookline import _parameters
 from hookline.core.base import UpdateHook
 from hookline.gradients.view import Gradients
 from hookline.stats.distributed import LocalTensors
@@ -51,7 +51,7 @@ class Measure(UpdateHook):
         self.params = params
         self.metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
         for metric in self.metrics:
-            _checks.one_of(metric, (NORM, *STATISTICS), "metrics")
+            _parameters.one_of(metric, (NORM, *STATISTICS), "metrics")
         self.latest: dict[str, Tensor] = {}
         """The last values, on the device."""
 

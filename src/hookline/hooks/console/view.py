@@ -9,13 +9,13 @@ from typing import Any
 
 from hookline import _device
 from hookline._console import print_line
-from hookline._step_parts import STEP_PARTS
 from hookline._terminal import Region, is_notebook, open_region
 from hookline._text import duration_text, number, of_total, rate
 from hookline.hooks.console.layout import Layout, Part
 from hookline.hooks.console.times import StepReport
 from hookline.hooks.metric_hook import MetricHook
 from hookline.run.control import RunControl
+from hookline.runs.step_parts import STEP_PARTS
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
 NOTEBOOK_COLUMNS = 101

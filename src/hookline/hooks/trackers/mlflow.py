@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from hookline._checks import MADE_FROM_FILE
+from hookline._parameters import MADE_FROM_FILE
 from hookline.errors import RegistrationError, TrainingError
 from hookline.hooks.trackers.base import TrackedRun, Tracker, flatten, values_of
 from hookline.hooks.webhook import PORTS, check_addresses, check_url

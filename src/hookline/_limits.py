@@ -1,9 +1,11 @@
-"""How large the files of a run may be: one table, which readers look at before they read and writers before they write.
+"""How large the files of a run may be, and how deeply values may be nested: readers and writers look here first.
 
 A file that is larger is damaged, or was made to exhaust the reader's memory: JSON takes 30 times its size.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 MB = 1_000_000
 
@@ -23,6 +25,9 @@ MAX_LAYER_VALUES = 16 * MB  # numbers that a line of layers stands for; histogra
 
 MAX_GAPS = 1000  # places of a table per value in the file: names or hooks that change leave places without a value
 
+MAX_DEPTH = 50  # levels; real values have fewer than ten, and Python's recursion limit is far beyond
+TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+
 
 def size_limit(name: str) -> int:
     """Return how many bytes a file with this name may have, if it is one that is read whole."""
@@ -38,3 +43,12 @@ def line_limit(name: str) -> int:
 def has_too_many_gaps(places: int, values: int) -> bool:
     """Return whether a table is so sparse that a small file would fill the memory."""
     return places > MAX_GAPS * max(values, MAX_GAPS)
+
+
+def is_too_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Return whether dicts and lists, as a parser returns them, are nested deeper than the limit."""
+    if not isinstance(value, (dict, list)):
+        return False
+    return not levels or any(
+        is_too_deep(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
+    )
