@@ -354,6 +354,13 @@ def in_thread(function: Any) -> None:
         executor.submit(function).result()
 
 
+@pytest.fixture(params=["on all modules", "on each module"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward hooks are on each module if something was compiled before the run began."""
+    monkeypatch.setattr("hookline.hosts.watched.has_compiled", lambda: request.param == "on each module")
+
+
+@pytest.mark.usefixtures("either_way")
 def test_what_another_thread_computes_meanwhile_is_not_of_the_run(watch: Watch, tmp_path: Path) -> None:
     """Its model is found with the other one, and it calls it while a step of the run is in progress."""
     seen: list[bool] = []
@@ -447,6 +454,7 @@ def test_a_backward_pass_in_which_the_run_begins_ends_once(watch: Watch, monkeyp
     assert len(ended) == 3
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_failing_forward_hook_does_not_reach_the_script(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
     """The record ends there, which one line says."""
 

@@ -165,6 +165,10 @@ class ForwardDispatcher:
         """In your own loop, begins a micro-batch at its first forward pass."""
         self.register: Register = register_on_module
         """Has torch call the forward hook of a module."""
+        self.is_elsewhere: Callable[[], bool] | None = None
+        """Tells whether what this thread runs is not of the run; no hook is called for it then."""
+        self.fail: Callable[[Exception], None] | None = None
+        """Gets what would end the run, instead of the code that runs the model; it may raise it."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
@@ -319,7 +323,7 @@ class ForwardDispatcher:
         def on_forward(
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
-            if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
+            if ((self._silent_threads or self.is_elsewhere) and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
             if begin_batch is not None and begin_batch():  # Other hooks may be due.
                 dispatch = self.registry.slots.on_forward
@@ -350,7 +354,9 @@ class ForwardDispatcher:
                     if raised is None:  # Else the failure of an earlier hook ends the pass.
                         raise
             if raised is not None:
-                raise raised
+                if self.fail is None:
+                    raise raised
+                self.fail(raised)
             return output
 
         return on_forward
@@ -412,8 +418,9 @@ class ForwardDispatcher:
             self.registry.failures.report(incident, True)
 
     def is_silenced(self) -> bool:
-        """Return whether forward hooks are silenced in this thread."""
-        return threading.get_ident() in self._silent_threads
+        """Return whether no forward hook is called for what this thread runs."""
+        is_elsewhere = self.is_elsewhere is not None and self.is_elsewhere()
+        return is_elsewhere or threading.get_ident() in self._silent_threads
 
     @contextmanager
     def silenced(self) -> Iterator[None]:

@@ -43,12 +43,10 @@ class ModuleCalls:
     Args:
         with_kwargs: Whether hooks get keyword arguments. Torch remembers that it had such a hook, and warns of it when
             a module is compiled later.
-        is_elsewhere: Tells whether what this thread does is not of the run.
-        fail: Called with what goes wrong in a hook; it may raise it.
     """
 
-    def __init__(self, with_kwargs: bool, is_elsewhere: Callable[[], bool], fail: Callable[[Exception], None]) -> None:
-        self._with_kwargs, self._is_elsewhere, self._fail = with_kwargs, is_elsewhere, fail
+    def __init__(self, with_kwargs: bool) -> None:
+        self._with_kwargs = with_kwargs
         self._hooked: dict[int, HookedModule] = {}  # by the ids of their modules
         self._handle: RemovableHandle | None = None
 
@@ -78,13 +76,7 @@ class ModuleCalls:
         hook = self._hooked.get(id(module))
         if hook is None or hook.module_ref() is not module:  # A module that is gone had the same id.
             return None
-        if self._is_elsewhere():  # Models that other threads train may be in the run, too.
-            return None
-        try:
-            return hook(module, args, given[0] if self._with_kwargs else {}, given[-1])
-        except Exception as error:
-            self._fail(error)
-            return None
+        return hook(module, args, given[0] if self._with_kwargs else {}, given[-1])
 
 
 class Watched(Attached):
@@ -118,9 +110,10 @@ class Watched(Attached):
         )  # fmt: skip
         self._fail = fail
         self._has_told = False  # of the forward hooks that see no modules any more
-        self._module_calls = ModuleCalls(options.hooks is not None, is_elsewhere, fail)
+        self._module_calls = ModuleCalls(options.hooks is not None)
+        dispatcher = self.run.hooks.dispatcher
+        dispatcher.fail, dispatcher.is_elsewhere = fail, is_elsewhere  # Other threads may train models of the run, too.
         if not has_compiled():  # Models compiled later have no hooks, and need no preparation.
-            dispatcher = self.run.hooks.dispatcher
             dispatcher.register, dispatcher.compilable = self._module_calls.register, False
         self.run.hooks.enable_intervention = options.allow_changes
         self._load(options)
