@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +53,7 @@ class ChangeAudit:
 
     def wrap(self, event: Event, hook: BoundHook) -> BoundHook:
         """Return a listener of an event as it is called."""
-        registry, listener, key = self._run.hooks, hook.listener, (hook.hook, event.name)
+        registry, listener = self._run.hooks, hook.listener
         every_call = registry.audits_every_call or registry.failures.debug
         names_run = not LEADS_TO_THE_RUN.isdisjoint(listener.wanted)
         can_write = every_call or names_run or not LEADS_TO_TENSORS.isdisjoint(listener.wanted)
@@ -63,47 +63,45 @@ class ChangeAudit:
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 
-        def compare(number: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
-            """Read what the hook can write to at one of its calls, and after the call note what is different."""
-            lr_changes, reruns = self._run.lr_changes, self._run.reruns
+        def snapshot(number: int, args: Sequence[Any], kwargs: dict[str, Any]) -> RunSnapshot:
+            """Read what the hook can write to."""
             named: dict[str, Any] = {}
             if names_tensors:
                 named.update(zip(listener.positional, args, strict=True))
                 named.update((listener.keywords[name], value) for name, value in kwargs.items())
             versions, full = always or number % VERSIONS_ONE_IN == 0, always or number % SNAPSHOT_ONE_IN == 0
             self._snapshots += full
-            snapshot = RunSnapshot(self._run, named, versions, self._snapshots if full else None, every_call)
-            yield
-            for what, values in snapshot.changes():
-                restored = what == "buffers" and self._run.reruns != reruns
-                if restored or (what == "learning rate" and self._run.lr_changes != lr_changes):
-                    continue
+            return RunSnapshot(self._run, named, versions, self._snapshots if full else None, every_call)
+
+        def compare(before: RunSnapshot) -> None:
+            """Note what is different."""
+            for what, values in before.changes():
                 if not always and what not in ("learning rate", "batch"):
                     self._sampled.add((hook.hook, what))
                 self._note(hook.hook, event, what, **values)
 
         def audited(*args: Any, **kwargs: Any) -> Any:
-            number = self._calls[key]  # From 0.
-            self._calls[key] = number + 1
+            number = self._calls[hook.place]  # From 0.
+            self._calls[hook.place] = number + 1
             if not (always or names_run) and number % VERSIONS_ONE_IN:
                 return call(*args, **kwargs)
-            comparison = compare(number, args, kwargs)
-            self._advance(comparison, hook.hook, event)
+            before = self._try(hook, snapshot, number, args, kwargs)
             try:
                 return call(*args, **kwargs)
             finally:  # A hook that fails may have written before.
-                self._advance(comparison, hook.hook, event)
+                if before is not None:
+                    self._try(hook, compare, before)
 
         return hook.with_call(audited)
 
-    def _advance(self, comparison: Iterator[None], hook: str, event: Event) -> None:
-        """Run the next half of a comparison; if it fails, the hook is called as without it."""
+    def _try(self, hook: BoundHook, function: Callable[..., Any], *args: Any) -> Any:
+        """Make a half of a comparison; if it fails, return None, and the hook is called as without it."""
         try:
-            next(comparison, None)
+            return function(*args)
         except Exception:
             if not self._failed:
                 message = "changes by hook %r in %s cannot be checked; it is called, and its changes may be missed"
-                logger.warning(message, hook, event.name, exc_info=True)
+                logger.warning(message, *hook.place, exc_info=True)
             self._failed = True
 
     def _note(self, hook: str, event: Event, what: str, **values: Any) -> None:
@@ -150,6 +148,7 @@ class RunSnapshot:
         if number is not None:
             self._sampled_params = self._some(list(run.params.values()), number)
             self._sampled_buffers = self._some(list(run.model.buffers()), number)
+        self._lr_changes, self._reruns = run.lr_changes, run.reruns
         # Tensors are compared by their addresses, which are unique only while all of them are alive.
         self._alive: list[Any] = []
         self._before = self._read()
@@ -161,8 +160,12 @@ class RunSnapshot:
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what has changed since, with old and new values where these are small."""
         now = self._read()
+        # The run records what it is asked to do itself, and a rerun restores the buffers.
+        is_known = {
+            "learning rate": self._run.lr_changes != self._lr_changes, "buffers": self._run.reruns != self._reruns
+        }  # fmt: skip
         for what, before in self._before.items():
-            if now[what] == before:
+            if now[what] == before or is_known.get(what):
                 continue
             values = {"old": before, "new": now[what]} if what == "learning rate" else {}
             if what == "optimizer options":
