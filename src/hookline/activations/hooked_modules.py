@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -91,15 +91,8 @@ def _allocated(module: torch.nn.Module) -> int:
 # ---- one module ------------------------------------------------------------------------------------------------------
 
 
-class Handle(Protocol):
-    """An object that removes a torch hook."""
-
-    def remove(self) -> None:
-        """Take the hook off."""
-
-
-Register: TypeAlias = "Callable[[torch.nn.Module, HookedModule], Handle]"
-"""Has torch call a hook after the forward of its module."""
+Register: TypeAlias = "Callable[[torch.nn.Module, HookedModule], Any]"
+"""Has torch call a hook after the forward of its module; returns an object whose `remove` takes the hook off."""
 
 
 def register_on_module(module: torch.nn.Module, hook: HookedModule) -> RemovableHandle:
@@ -125,7 +118,7 @@ class HookedModule(TorchHook):
         self.fired: Counter[str] = Counter()  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
-        self.handle: Handle | None = None  # Of the torch hook, while it is on the module.
+        self.handle: Any = None  # Of the torch hook, while it is on the module.
         self._timer_handle: RemovableHandle | None = None
         self._register = register
         # Torch keeps this object alive as long as the module, so it must keep no other object alive. When the

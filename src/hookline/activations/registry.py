@@ -115,24 +115,22 @@ class ModelRegistry(Registry):
 
     def attach(self) -> None:
         """Attach the forward hooks to the watched model until `close`."""
-        self._stays_attached = True
-        self._set_attached(True)
+        self._set_attached(stays=True)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Attach the forward hooks to the watched model inside the block, if they are not."""
-        with self.lock:
-            self._attached_blocks += 1
+        self._set_attached(blocks=1)
         try:
-            self._set_attached(True)
             yield
         finally:
-            with self.lock:
-                self._attached_blocks -= 1
-                self._set_attached(self._stays_attached or self._attached_blocks > 0)
+            self._set_attached(blocks=-1)
 
-    def _set_attached(self, attached: bool) -> None:
+    def _set_attached(self, stays: bool | None = None, blocks: int = 0) -> None:
         with self.lock:
+            self._stays_attached = self._stays_attached if stays is None else stays
+            self._attached_blocks += blocks
+            attached = self._stays_attached or self._attached_blocks > 0  # Another thread may validate or predict.
             if self.dispatcher.attached != attached:
                 self.dispatcher.attached = attached
                 if self.entries("forward"):
@@ -145,9 +143,7 @@ class ModelRegistry(Registry):
 
     def close(self) -> None:
         """Close every hook, and take the forward hooks off the model until `reopen`, `attach` or `watch`."""
-        with self.lock:
-            self._stays_attached = False
-            self.dispatcher.attached = self._attached_blocks > 0  # Another thread may validate or predict.
+        self._set_attached(stays=False)
         super().close()
 
     def silenced(self) -> AbstractContextManager[None]:
