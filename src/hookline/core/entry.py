@@ -1,4 +1,4 @@
-"""The registry's entry for one hook, and the search for hooks that are defined again."""
+"""The registry's entry for one hook: its listeners, its options, its failures and costs, and its state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RankChoice = frozenset[int] | str | None
 """The ranks on which a hook is called: numbers, 'local-zero', or None for all."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """A hook with its name, listeners, schedule, policy, place in the order, failures and costs."""
 
@@ -266,33 +266,6 @@ def _do_nothing(*arguments: Any, **keywords: Any) -> None:
 
 class DerivedName(str):
     """A name that nobody chose for this instance; it gets a number if it is taken."""
-
-
-class Definitions:
-    """Finds the hooks without a name of their own that another may replace, without looking at all of them."""
-
-    def __init__(self) -> None:
-        self._by_code: dict[Hashable, dict[frozenset[int], list[Entry]]] = {}  # by place; mostly one code each
-
-    def add(self, entry: Entry) -> None:
-        """Add a hook that was registered."""
-        place, code = entry.identity
-        self._by_code.setdefault(place, {}).setdefault(code, []).append(entry)
-
-    def discard(self, entry: Entry) -> None:
-        """Remove a hook."""
-        place, code = entry.identity
-        self._by_code[place][code] = [other for other in self._by_code[place][code] if other is not entry]
-
-    def replaced_by(self, entry: Entry) -> list[Entry]:
-        """Return the hooks that a new one replaces, in the order of registration."""
-        place, code = entry.identity
-        replaced: list[Entry] = []
-        for known, entries in self._by_code.get(place, {}).items():
-            # Several objects of one code are several definitions; one object may listen to several events.
-            others = [other for other in entries if other.hook is entry.hook] if known == code else entries
-            replaced += filter(entry.replaces, others)
-        return sorted(replaced, key=lambda other: other.number)
 
 
 def numbered(name: str, taken: Container[str], first: int = 2) -> str:

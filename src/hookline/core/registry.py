@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from hookline.core.catalog import Event, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import BoundHook, DispatchTable
-from hookline.core.entry import DEFAULT_HOOKS, Definitions, DerivedName, Entry, HookList, numbered, parse_ranks
+from hookline.core.entry import DEFAULT_HOOKS, DerivedName, Entry, HookList, numbered, parse_ranks
 from hookline.core.failures import FailureHandler, Policy, check_policy, first_failure
 from hookline.core.handle import Handle, HookObjects
 from hookline.core.order import check_order, explanation, in_order
@@ -51,7 +51,7 @@ class Registry:
         self.audits_every_call = False
         """Whether everything that a hook may write to is compared at every call of it, not only at some."""
         self._entries: dict[str, Entry] = {}
-        self._definitions = Definitions()
+        self._by_place: defaultdict[Hashable, list[Entry]] = defaultdict(list)  # those without a name of their own
         self._constrained: set[str] = set()  # the hooks with `before` or `after`
         self._free_numbers: dict[str, int] = {}  # by derived name: below this one all numbers are taken
         self._registered = 0
@@ -233,7 +233,7 @@ class Registry:
                     self._forget(before)
                 self._entries[entry.name] = entry
                 if not entry.named:
-                    self._definitions.add(entry)
+                    self._by_place[entry.identity[0]].append(entry)
                 if entry.before or entry.after:
                     self._constrained.add(entry.name)
                 self.dispatch_table.listener_counts.update(entry.listeners.keys())
@@ -257,7 +257,10 @@ class Registry:
                 other for other in [self._entries.get(entry.name)] if other is not None and entry.replaces(other)
             ]
         else:
-            earlier = self._definitions.replaced_by(entry)
+            place, code = entry.identity
+            # Several objects of one code are several definitions; one object may listen to several events.
+            others = [other for other in self._by_place[place] if other.hook is entry.hook or other.identity[1] != code]
+            earlier = sorted(filter(entry.replaces, others), key=lambda other: other.number)
         if earlier:
             same_events = [other for other in earlier if other.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
@@ -413,7 +416,7 @@ class Registry:
         self._free_numbers.clear()
         self._constrained.discard(entry.name)
         if not entry.named:
-            self._definitions.discard(entry)
+            self._by_place[entry.identity[0]].remove(entry)
 
     def reopen(self) -> None:
         """Set up the hooks again that the last run closed, because another run begins."""
