@@ -100,8 +100,8 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; the config and overrides may come before, after and between the options."""
-        # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an
-        # option are in the rest.
+        # argparse accepts positional arguments in one group only, and its parse_intermixed_args does not support
+        # subcommands, so words after an option end up in the rest.
         options, rest = self.parse_known_args(arguments)
         takes_words = hasattr(options, "words")
         unknown = [word for word in rest if word.startswith("-") or not takes_words]
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
             override = suggest_override(unknown[0], arguments) if takes_words else ""
             hint = f"; to change a value of the config, write {override}" if takes_words else ""
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        # Only the help tells these from other words, which may come first, too.
+        # Only the help distinguishes these from other words, which may also come first.
         named = (getattr(options, name, None) for name in ("config", "pattern"))
         options.words = [*(word for word in named if word is not None), *getattr(options, "words", []), *rest]
         return options
@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        CommandOutput().write(message)  # argparse itself ignores that its help cannot be written
+        CommandOutput().write(message)  # argparse itself ignores a failure to write its help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutputError as error:
         drop_unwritten_output()
         return print_output_failure(error)
-    except SystemExit as error:  # argparse raises it once it has printed help, and so may the user's code
+    except SystemExit as error:  # argparse raises it after printing help, and user code may raise it, too
         status, stop = 0, error
     failure = drop_unwritten_output()
     if failure is not None and not status:
@@ -172,7 +172,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; only the module of the command that it names is imported.
 
     Raises:
-        UsageError: If there is no such command, or it has no such arguments.
+        UsageError: If the command does not exist, or does not take these arguments.
     """
     typed = next((word for word in arguments if not word.startswith("-")), "")
     if typed not in COMMANDS and [typed] == list(arguments[:1]):
@@ -292,7 +292,7 @@ def one_line(text: str) -> str:
 
 
 def make_parser(*commands: str) -> Parser:
-    """Define all commands by name, and those that are given here with their arguments."""
+    """Define all commands by name; those that are passed here also get their arguments."""
     parser = Parser(
         prog="hookline",
         usage="hookline COMMAND ...",

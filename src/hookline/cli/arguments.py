@@ -47,7 +47,7 @@ def run_argument(about: str = "the run's directory", metavar: str = "RUN") -> Ar
 
 RUN = run_argument()
 RUNS = argument("runs", "RUN", f"runs' directories; {_RUN_NAMES}", nargs="+")
-# The first of `options.words`, which also has the overrides and every other word behind an option.
+# The first of `options.words`, which also has the overrides and every other word after an option.
 CONFIG = argument("config", "CONFIG", "a YAML, TOML or JSON file; without one, the default job", nargs="?")
 _ABOUT_OVERRIDES = "change a value: trainer.seed=1, hooks.ema.decay=0.99"
 OVERRIDES = argument("words", "a.b=value", _ABOUT_OVERRIDES, nargs="*", default=[])
@@ -69,7 +69,7 @@ JSON = flag("--json", "print JSON for programs")
 
 
 def positive(word: str) -> int:
-    """Return the integer that a word stands for, at least 1; the type of an argument."""
+    """Parse a word as an integer of at least 1; the type of an argument."""
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {word!r}")
     return int(word)

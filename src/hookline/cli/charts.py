@@ -24,7 +24,7 @@ MIN_POINTS = 5  # With fewer points, the table of metrics says more than an unre
 _MIN_WIDTH = 10  # columns of the plot, even in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
 _MAX_DRAWN, _MIN_DRAWN = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
-_ROUNDING = 1e-12  # numbers that differ by a smaller share are one
+_ROUNDING = 1e-12  # numbers that differ by a smaller share count as equal
 _MAX_LABEL_LENGTH = 60  # characters of the legend
 # The bit of each dot in a braille character, by row and column; U+2800 has no dot.
 _BRAILLE, _BITS = 0x2800, np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
@@ -34,7 +34,7 @@ _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def draw_chart(
     console: Console, curves: Mapping[str, Curve | None], *, title: str, height: int = 10, log: bool = False
 ) -> None:
-    """Draw curves over each other, as wide as the terminal, with both axes and a legend.
+    """Overlay curves in a chart as wide as the terminal, with both axes and a legend.
 
     Values that are not finite leave a gap, and a line below the chart counts them.
 
@@ -65,7 +65,7 @@ def draw_chart(
 
 @dataclass
 class _Series:
-    """A curve whose values can be drawn, sorted by step; of a logarithmic axis, the logarithms."""
+    """A curve whose values can be drawn, sorted by step; for a logarithmic axis, their logarithms."""
 
     label: str
     index: int  # The index of its color and marker.
@@ -159,7 +159,7 @@ def _rasterize(curve: _Series, shape: tuple[int, int], steps: tuple[float, float
     for part in np.split(np.arange(len(across)), breaks):
         x = np.rint(across[part]).astype(int)
         start, end = x[0], x[-1] + 1
-        # Between two points the curve is a straight line; at a point the column covers all that happened there.
+        # Between two points the curve is a straight line; at a point the column covers everything that happened there.
         least, most = (np.interp(np.arange(start, end), across[part], side[part]) for side in (low, high))
         np.minimum.at(least, x - start, low[part])
         np.maximum.at(most, x - start, high[part])
@@ -177,7 +177,7 @@ def _rasterize(curve: _Series, shape: tuple[int, int], steps: tuple[float, float
 
 
 def _limits(arrays: Sequence[Numbers]) -> tuple[float, float]:
-    """Return the least and the greatest finite number; the same one twice if they differ by rounding only."""
+    """Return the least and the greatest finite number; the same number twice if they differ only by rounding."""
     finite = np.concatenate(arrays)
     finite = finite[np.isfinite(finite)]
     least, most = float(finite.min()), float(finite.max())
@@ -199,7 +199,7 @@ def _ticks(least: float, most: float, count: int, at_least: float = 0.0) -> tupl
 
 
 def _value_labels(bottom: float, top: float, height: int, log: bool) -> dict[int, str]:
-    """Return the texts beside the axis of values, by row."""
+    """Return the labels of the value axis, by row."""
     count = max(height // _ROWS_PER_TICK, 2)
     if log:
         texts = _log_ticks(bottom, top, count)
@@ -210,7 +210,7 @@ def _value_labels(bottom: float, top: float, height: int, log: bool) -> dict[int
 
 
 def _log_ticks(bottom: float, top: float, count: int) -> dict[float, str]:
-    """Return the logarithms of round numbers and their texts: powers of ten, with 2 and 5 if there are few of them."""
+    """Return the logarithms of round numbers and their labels: powers of ten, with 2 and 5 if there are few of them."""
     if top - bottom >= 2:
         ticks, _ = _ticks(bottom, top, count, at_least=1.0)
         return {tick: _format_value(10**tick, 10**tick) for tick in ticks}
@@ -224,7 +224,7 @@ def _log_ticks(bottom: float, top: float, count: int) -> dict[float, str]:
 
 
 def _format_value(value: float, step: float) -> str:
-    """Return a number with as many digits as tell it from the next one, `step` away.
+    """Return a number with enough digits to distinguish it from the next one, `step` away.
 
     >>> _format_value(0.25, 0.05), _format_value(2e-05, 1e-05), _format_value(1500.0, 500.0), _format_value(2e6, 1e6)
     ('0.25', '2e-05', '1500', '2M')
@@ -261,7 +261,7 @@ def _step_axis(first: float, last: float, columns: int, frame: str) -> tuple[str
 
 
 def _print_legend(console: Console, series: Sequence[_Series], indent: int, line: str) -> None:
-    """Print what each color or marker is, as many as fit on a line."""
+    """Print which curve each color or marker stands for, as many as fit on a line."""
     width = max(min(console.width, MAX_WIDTH), 20)
     shown = Text(" " * indent)
     for curve in series:

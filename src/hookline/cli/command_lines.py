@@ -1,4 +1,4 @@
-"""Compose command lines for the user to type, from the one that was typed or from the one that a record has."""
+"""Compose command lines for the user to type, from the one that was typed or from the one in a record."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def report_command(files: RunFiles) -> str | None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of the command that trained a run; those of a bare one for other programs."""
+    """Return the arguments of the command that trained a run; for other programs, those of the bare command."""
     is_ours = len(argv) > 1 and PurePath(argv[0]).name in ("hookline", "__main__.py") and argv[1] in ("train", "resume")
     command, *words = argv[1:] if is_ours else ["train"]
-    parser = cli.Parser(add_help=False)  # a record that was edited must not print it
+    parser = cli.Parser(add_help=False)  # an edited record must not make it print the help
     parser.add_arguments_of(command)
     try:
         return parser.read(words)

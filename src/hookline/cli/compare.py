@@ -34,7 +34,7 @@ from hookline.runs.find import RunFiles, run_labels
 from hookline.runs.ranking import LOSSES, Ranking, Row, Value, best_point, change_text, describe_ranking, rank_runs
 from hookline.runs.summary import RunSummary
 
-_MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # what a person reads; --json has all
+_MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # enough for a person to read; --json has everything
 _MAX_NAME_LENGTH, _MIN_TITLE_LENGTH, _MIN_CELL_WIDTH = 60, 12, 14  # so that five runs fit 80 columns
 _NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # For runs without a common step.
 
@@ -120,7 +120,7 @@ def print_divergences(
 
 
 def print_differences(console: Console, names: Sequence[str], differences: Sequence[Difference]) -> None:
-    """Print what is not the same in all runs, by section."""
+    """Print what differs between the runs, by section."""
     console.print()
     heading(console, "differences", "" if differences else "none in config, hooks, environment and git")
     if not differences:
@@ -149,7 +149,7 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
 
 
 def print_curves(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
-    """Draw the losses of all runs over each other."""
+    """Overlay the losses of all runs in one chart."""
     for metric in LOSSES:
         curves = [run.curves.get(metric) for run in summaries]
         drawn = {
@@ -224,7 +224,7 @@ def print_side_by_side(
         rows: A key, and a cell for each run.
     """
     short = shorten(names, max(console.width * 2 // 3 // len(names) - 2, _MIN_TITLE_LENGTH))
-    # A name that is no wider than its column stays whole.
+    # A name that fits its column is not shortened.
     values = [max(cell_len(str(cell)) for cell in column) for column in zip(*(cells for _, cells in rows), strict=True)]
     titles = [name if cell_len(name) <= width else cut for name, cut, width in zip(names, short, values, strict=True)]
     columns = zip(titles, *(map(str, cells) for _, cells in rows), strict=True)

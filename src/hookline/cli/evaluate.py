@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_model(options: argparse.Namespace) -> tuple[Trainer, SavedCheckpoint]:
-    """Make the trainer of a run, with the weights of the checkpoint, which is returned, too."""
+    """Build the trainer of a run with the weights of the checkpoint, and return both."""
     from hookline.build import load_trainer  # takes seconds
 
     section, changes = None, []

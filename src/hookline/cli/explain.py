@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     manager = make_manager(settings, options.allow, from_file, settings.trainer.enable_intervention)
     console, explained = open_console(), []
     try:
-        # A trainer would add this hook; making one would also make the model and read the data.
+        # A trainer would add this hook, but creating one would also create the model and read the data.
         add_clipping(manager, settings.trainer)
         for event in [find_event(options.event)] if options.event else CATALOG.values():
             if options.event or any(event.name in entry.listeners for entry in manager.entries()):

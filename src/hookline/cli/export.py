@@ -18,7 +18,7 @@ from hookline.record import strict_json
 from hookline.record.json_lines import writing
 from hookline.runs.frames import Columns, LoadedRun, columns_of, load_files
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins so
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates a cell that begins with one of these
 _MAX_NAME_LENGTH = 100  # characters of a series in a file's name
 _TYPES_OF_COLUMNS = ({bool}, {int}, {float}, {str})
 _INT64 = range(-(2**63), 2**63)
@@ -52,13 +52,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tables(loaded: LoadedRun) -> dict[str, Columns]:
-    """Return every table of a run by the name of its file, without the ending."""
+    """Return every table of a run by its file name without the suffix."""
     tables = {"metrics": loaded.metrics}
     taken = set()
     for series, columns in loaded.layers.items():
         name, count = f"layers-{_safe(series)}", 2
         unique = name
-        while unique.lower() in taken:  # some file systems do not tell A from a
+        while unique.lower() in taken:  # some file systems do not distinguish A from a
             unique, count = f"{name}-{count}", count + 1
         taken.add(unique.lower())
         tables[unique] = columns
@@ -67,7 +67,7 @@ def _tables(loaded: LoadedRun) -> dict[str, Columns]:
 
 
 def _safe(name: str) -> str:
-    """Return a name that is safe in a file's name, whatever wrote it."""
+    """Return a name that is safe to use in a file name, whatever its origin."""
     return re.sub("[^A-Za-z0-9._=-]", "_", name)[:_MAX_NAME_LENGTH]
 
 

@@ -23,8 +23,8 @@ from hookline.record import strict_json
 if TYPE_CHECKING:
     from hookline.runs.curves import Point
 
-MAX_WIDTH = 200  # The width of output in a wider terminal.
-_MAX_NAME_LENGTH = 200  # characters of a name that is shortened, even if it is then like another one
+MAX_WIDTH = 200  # The width of the output in terminals that are wider.
+_MAX_NAME_LENGTH = 200  # characters of a shortened name, even if that makes it equal to another one
 
 
 def bounded(text: str, longest: int = 300) -> str:
@@ -33,7 +33,7 @@ def bounded(text: str, longest: int = 300) -> str:
 
 
 def shorten(names: Sequence[str], longest: int) -> list[str]:
-    """Return names that are cut in the middle where they are too long, and are still different.
+    """Return the names, shortened in the middle where they are too long but still different from each other.
 
     >>> shorten(["train/epoch_accuracy", "train/epoch_loss", "lr"], 12)
     ['train…curacy', 'train…h_loss', 'lr']
@@ -85,7 +85,7 @@ def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) ->
 
 
 def labeled(console: Console, label: str, text: str, indent: int = 4, width: int = 11, style: str = "dim") -> None:
-    """Print a label of at least `width` columns, and a paragraph beside it whose lines begin at the same column."""
+    """Print a label of at least `width` columns, and next to it a paragraph whose lines begin at the same column."""
     label = printable(label)
     begin = indent + max(width, len(label) + 1)
     first, *others = _wrapped(console, text, " " * begin, " " * begin)
@@ -111,7 +111,7 @@ def table(
         console: Where to print.
         columns: By header: keyword arguments of `rich.table.Table.add_column`.
         rows: Cells and a style each; a `Text`, which has styles of its own, must be safe to print.
-        width: The most columns of characters that it takes.
+        width: The maximum width of the table, in characters.
     """
 
     def clean(text: str) -> str:

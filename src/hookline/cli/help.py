@@ -26,7 +26,7 @@ FOLDERS = {
     "help": "help",
     "project": "project",
 }
-_MOST = 4  # topics that a message lists for a word that no topic has in its name
+_MOST = 4  # topics that a message lists when no topic's name contains the word
 _ONLINE_ONLY = ("decisions", "origins")  # folders of documents about the project's history
 
 ARGUMENTS = argument("topic", "TOPIC", "a page to print, such as options; without one, all topics", nargs="?")
@@ -66,14 +66,14 @@ def pages_about(words: str, pages: Mapping[str, Path]) -> list[str]:
 
 
 def documentation() -> Path:
-    """Return the folder of the pages: in an installed package its own, in a clone docs/."""
+    """Return the folder of the pages: the package's own if it is installed, docs/ in a clone."""
     package = Path(__file__).parents[1]
     installed = package / "_docs"
     return installed if installed.is_dir() else package.parents[1] / "docs"
 
 
 def without_tabs(text: str) -> str:
-    """Return a page whose tabs, which only the site has, are paragraphs with their title."""
+    """Return a page with its tabs, which only the site has, turned into titled paragraphs."""
     lines, is_in_tab = [], False
     for line in text.splitlines():
         if tab := re.match(r'=== "(.*)"$', line):

@@ -157,7 +157,7 @@ def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def kind_of(factory: Any) -> str:
-    """Return the config list that a hook belongs to, as far as its class shows."""
+    """Return the config list that a hook belongs to, as far as its class reveals it."""
     if not isinstance(factory, type):
         return FUNCTION
     kinds = [kind for base, kind in ((ForwardHook, "forward"), (UpdateHook, "update")) if issubclass(factory, base)]

@@ -35,7 +35,7 @@ ARGUMENTS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the model, run it on one batch to get its output shapes, and print."""
+    """Create the model, run it on one batch to get its output shapes, and print them."""
     from hookline._names import plain_modules, unwrap_module
     from hookline.cli.config_args import read_config
     from hookline.config.load import FORMATS
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     # Words that are neither the config file nor overrides are patterns.
     words = [word for word in options.words if not word.startswith("re:") and ("=" in word or word.endswith(FORMATS))]
     patterns = [word for word in options.words if word not in words]
-    # The config's hooks are left out, because their patterns may still be wrong when one looks for names.
+    # The config's hooks are left out, because their patterns may still be wrong while you look for names.
     config, from_file = read_config(words, ["trainer.compile=false"])
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 

@@ -22,7 +22,7 @@ from hookline.runs.reader import columns_of_rows
 from hookline.runs.summary import RunSummary
 
 LISTS_METRICS = "`hookline show RUN --metrics`"
-_FEW, _MAX_SUGGESTED = 8, 3  # metrics: so few are all listed by the message
+_FEW, _MAX_SUGGESTED = 8, 3  # up to this number of metrics, the message lists all of them
 FORMATS = (".svg", ".png")
 _MAX_LABEL_LENGTH = 60  # characters in a file's legend
 
@@ -86,7 +86,7 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
 
 
 def suggest_metric(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown metric: those that contain what was given, or the nearest ones."""
+    """Return the end of a message about an unknown metric: those that contain the given word, or the nearest."""
     valid = sorted(names, key=metric_order)
     containing = [metric for metric in valid if name.lower() in metric.lower()] if name else []
     if not containing or len(valid) <= _FEW:
@@ -123,7 +123,7 @@ def _points(by_label: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> lis
 
 
 def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -> None:
-    """Write the charts below each other as a file, with matplotlib; a run has the same color in all of them.
+    """Write the charts below each other to a file, with matplotlib; a run has the same color in all of them.
 
     Args:
         path: The file; its suffix says which format it has.
@@ -154,6 +154,6 @@ def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -
 
 
 def _plain(label: str) -> str:
-    """Return a label that matplotlib takes as text: no formula between $, and no _ at its beginning, which hides it."""
+    """Return a label that matplotlib takes as text: no formula between $, and no leading _, which would hide it."""
     text = printable(label[:_MAX_LABEL_LENGTH]).replace("\n", " ").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

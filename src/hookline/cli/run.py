@@ -31,7 +31,7 @@ ARGUMENTS = (
 
 
 def run(options: argparse.Namespace) -> NoReturn:
-    """Become the script: its arguments, output, signals and exit status are its own."""
+    """Replace this process with the script, which keeps its own arguments, output, signals and exit status."""
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not words:
         raise cli.UsageError("name the script, as in: hookline run train.py --lr 3e-4")
@@ -48,7 +48,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
     """Return the file to execute and its arguments, with its own name first.
 
     Raises:
-        UsageError: If there is no such script or command, or it is a Python that reads no PYTHONPATH.
+        UsageError: If the script or command does not exist, or is a Python that ignores PYTHONPATH.
     """
     if words[0].endswith(".py"):
         if not Path(words[0]).is_file():
@@ -66,7 +66,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 def check_hooks(path: str, allow: list[str]) -> None:
-    """Check a config of hooks before the script starts, because its first step may take long to come.
+    """Check a config of hooks before the script starts, because its first step may be hours away.
 
     Raises:
         HooklineError: If it cannot be read, or names things that do not exist.

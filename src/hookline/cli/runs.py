@@ -113,7 +113,7 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
 
 
 def _rank(runs: Sequence[RunFiles]) -> Callable[[RunFiles], tuple[str, float] | None]:
-    """Return what sorts runs by their metric and its value; low values come first unless high ones are better."""
+    """Return the key to sort runs by metric and value; low values come first unless high ones are better."""
     hooks = [hook for record in runs for hook in record.run.get("hooks", [])]
     metrics = {record.score.metric for record in runs if record.score is not None}
     directions = {metric: better(metric, hooks) for metric in metrics}
@@ -226,7 +226,7 @@ def _widths(rows: Sequence[dict[str, str]], widest: Mapping[str, int]) -> dict[s
 
 
 def _short_id(run_id: str, others: Sequence[str]) -> str:
-    """Return the beginning of an id that names the run among these; that of ours is the time."""
+    """Return the prefix of an id that is unique among these; for our ids, the time."""
     for length in range(_MIN_ID_LENGTH, len(run_id)):
         if sum(other.startswith(run_id[:length]) for other in others) == 1:
             return run_id[:length]

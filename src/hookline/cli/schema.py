@@ -41,7 +41,7 @@ ARGUMENTS = argument("--output", "FILE", "write it to this file") | IMPORT
 
 def run(options: argparse.Namespace) -> int:
     """Print the schema, or write it to a file."""
-    text = json.dumps(config_schema(), indent=2) + "\n"  # in ASCII, which every console and file can hold
+    text = json.dumps(config_schema(), indent=2) + "\n"  # in ASCII, which every console and file can represent
     if options.output is None:
         CommandOutput().write(text)
         return 0
@@ -99,14 +99,14 @@ def options_of_hooks() -> dict[str, Any]:
 
 
 def _by_name(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of one of these entries, the bare name of one that requires no more, or any class path."""
+    """Return the schema of an entry: one of these, the bare name of one that needs no parameters, or a class path."""
     own_class = {"type": "object", "properties": {"name": {"anyOf": [DOTTED, REFERENCE]}}, "required": ["name"]}
     bare = [name for name, entry in entries.items() if entry["required"] == ["name"]]
     return {"anyOf": [*([{"enum": bare}] if bare else []), DOTTED, REFERENCE, *entries.values(), own_class]}
 
 
 def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
-    """Return the schema of a component. Types are left open, because many factories take more than they say."""
+    """Return the schema of a component. Types are left open, because many factories accept more than they say."""
     positional, provided = PASSED_BY_BUILD.get(key, (0, ()))
     factory = _factory(names, name)
     return _entry(factory, name, _defaults(factory, positional), positional, provided)
@@ -179,7 +179,7 @@ def _default(parameter: inspect.Parameter) -> dict[str, Any]:
 
 
 def _or_reference(kind: dict[str, Any]) -> dict[str, Any]:
-    """Extend a schema by references, unless it takes any text already."""
+    """Make a schema accept references, unless it already accepts any string."""
     about = {key: value for key, value in kind.items() if key in ("default", "title")}
     bare = {key: value for key, value in kind.items() if key not in about}
     kinds = bare.get("anyOf", [bare])

@@ -95,7 +95,7 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert], verdict:
 
 
 def print_verdict(console: Console, verdict: Verdict, alerts: list[Alert]) -> None:
-    """Print whether the run can be trusted and, if not, the story of why; alerts begin with what decided."""
+    """Print whether the run can be trusted and, if not, why, beginning with the alert that decided."""
     console.print(Text(bounded(verdict.health), style=_HEALTH_STYLES[verdict.health]))
     if verdict.reason:
         story = alerts[0]
@@ -169,7 +169,7 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
 
 
 def print_curves(console: Console, summary: RunSummary) -> None:
-    """Draw the losses over each other."""
+    """Overlay the losses in one chart."""
     drawn = {name: curve for name in LOSSES if (curve := summary.curves.get(name)) is not None and curve.finite}
     if any(curve.finite >= MIN_POINTS for curve in drawn.values()):
         console.print()

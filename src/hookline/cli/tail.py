@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
             if outcome not in (RUNNING, KILLED) or (outcome == KILLED and not was_running):
                 print_end(console, run, options.json)
                 return 0
-            was_running = outcome == RUNNING  # twice, because a run that begins locks before it says so
+            was_running = outcome == RUNNING  # twice: a run that begins takes its lock before it writes run.json
             time.sleep(POLL_SECONDS)
             run, shown = RunFiles.read(run.path), slice(None)
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def print_row(console: Console, row: dict[str, Any], as_json: bool) -> None:
 
 
 def choose_metrics(row: dict[str, Any]) -> list[str]:
-    """Return the loss and the metrics of a validation; of a row without them, the first others."""
+    """Return the loss and the metrics of a validation; for a row without them, its first other values."""
     if "resumed" in row:
         return ["resumed"]
     names = [name for name in row if name in _LOSSES] + [name for name in row if name.startswith("val/")]
@@ -84,7 +84,7 @@ def print_end(console: Console, record: RunFiles, as_json: bool) -> None:
 
 
 def _short(value: Any) -> str:
-    """Return a number with few digits, and everything else as a message has it."""
+    """Return a number with few digits, and everything else as messages show it."""
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else written(value)
 
 

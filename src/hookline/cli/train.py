@@ -95,7 +95,7 @@ def train_and_report(
 
 def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None:
     """Print the newest checkpoint of an interrupted run, and the command that continues the run from any directory."""
-    if not (trainer.prints and trainer.run_ended):  # otherwise the run's closing line has said so
+    if not (trainer.prints and trainer.run_ended):  # otherwise the run's closing line has already said so
         print_line("hookline: interrupted", sys.stderr)
     if trainer.run_dir is None or trainer.checkpoint_dir is None:
         return

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     verdicts: list[Verdict] = []
     failure: Exception | None = None
 
-    # Every comparison needs a new trainer; the first is made early, and used for the first of them.
+    # Every comparison needs a new trainer; the first trainer is created early and used for the first comparison.
     def make_trainer() -> Trainer:
         if made:
             return made.pop()
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
                     console.print(f"\n{text}", soft_wrap=True)
                 elif not any(text.endswith(note) for note in notes):
                     paragraph(console, f"warning: {text}", indent=0, hanging=4)
-        if failure is not None:  # printed here, while the run that failed exists: it knows its secrets
+        if failure is not None:  # printed here, while the failed run still exists: it knows its secrets
             return print_error(failure, options.debug, USAGE, hide=lambda text: redact_values(without_values(text)))
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
 
@@ -129,7 +129,7 @@ def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
     """
 
     def collect(text: str) -> None:
-        text = without_secrets(text)  # now, while the run exists that knows them
+        text = without_secrets(text)  # now, while the run that knows the secrets still exists
         if text not in collected:
             collected.append(text)
 
@@ -137,7 +137,8 @@ def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
     handler.emit = lambda record: collect(  # type: ignore[method-assign]  # a class would only hold this function
         handler.format(record) if tracebacks else record.getMessage()
     )
-    # Handlers of the root logger, those of an application or of pytest, would print while the table is made.
+    # Handlers of the root logger, such as those of an application or of pytest, would print while the table is being
+    # built.
     log = logger.logger
     propagate, log.propagate = log.propagate, False
     log.addHandler(handler)

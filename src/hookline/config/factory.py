@@ -31,7 +31,7 @@ OWN_CODE_HINT = "register your own first by importing its module (on the command
 
 
 class ImportPolicy:
-    """Decides which dotted paths may be imported: any that code names, and from files allowed prefixes only."""
+    """Decides which dotted paths may be imported: any path named in code, but only allowed prefixes in files."""
 
     def __init__(self, allow: Iterable[str] = (), from_file: bool = False) -> None:
         self.allow, self.from_file = names(allow, "allow"), from_file
@@ -74,7 +74,7 @@ def find_factory(name: str, table: PluginTable) -> Any:
     factory = getattr(module, attribute, None)
     if factory is None:
         raise RegistrationError(f"{name!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
-    # A prefix allows a package, and not what its modules have imported, such as subprocess.run.
+    # A prefix allows a package, but not what its modules import, such as subprocess.run.
     home = getattr(factory, "__module__", None) or ""  # None for bound methods of C objects such as random.random
     if not callable(factory) or home.split(".")[0] != name.split(".")[0]:
         kind = type(factory).__name__
@@ -98,8 +98,8 @@ class Factory:
     name: str
     function: Callable[..., Any]
     parameters: Mapping[str, Any]
-    label: str = ""  # what messages about single parameters call the function; its name by default
-    options: Sequence[str] = ()  # keys that are valid beside the parameters, for the choices in messages
+    label: str = ""  # the function in messages about single parameters; its own name by default
+    options: Sequence[str] = ()  # keys that are valid besides the parameters, for the choices in messages
 
     def make(self, *positional: Any, **defaults: Any) -> Any:
         """Check the parameters and call the function.
@@ -117,7 +117,7 @@ class Factory:
         try:
             return self.function(*positional, **{**filled, **checked})
         except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise, too
-            if self.path and isinstance(error, HooklineError):  # says what is wrong already
+            if self.path and isinstance(error, HooklineError):  # already says what is wrong
                 raise ConfigError(self.path, str(error)) from error
             if isinstance(error, ParameterError):  # names the hook and the parameter
                 reference = getattr(self.parameters.get(error.path.rpartition(".")[2]), "reference", "")
@@ -168,10 +168,10 @@ class Factory:
 
 
 def read_value(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], path: str) -> Any:
-    """Return a value as a parameter takes it: a reference becomes the number it stands for where text is not valid.
+    """Convert a value for a parameter: a reference becomes the number it stands for where strings are not valid.
 
     Args:
-        value: The value in the config. Only text, and lists with references in them, are checked.
+        value: The value in the config. Only strings, and lists that contain references, are checked.
         parameter: The parameter that takes it.
         function: The function that has the parameter; its module resolves annotations.
         path: The place in the config, for messages.
@@ -193,7 +193,7 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
         return plain if others and _is_numeric(others) and _is_numeric(plain) else value
     if _is_numeric(plain) and accepts(plain):
         return plain
-    # A parameter that also takes a list often takes a single text, too; and a default says little about the type.
+    # A parameter that takes a list often also takes a single string, and a default says little about the type.
     if listed:
         takes_numbers = any(accepts([number] * len(value)) for number in (1, 0.5, True))
     else:
@@ -206,14 +206,14 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
 
 
 def _accepts(hint: Any, value: Any) -> bool:
-    """Return whether a type takes a value, as pydantic validates JSON in strict mode; True if it cannot tell.
+    """Return whether a type accepts a value, as pydantic validates JSON in strict mode; True if it cannot tell.
 
-    In JSON mode, lists are valid where tuples are, and text where paths are, as in a config.
+    In JSON mode, lists are valid where tuples are, and strings where paths are, as in a config.
     """
-    from pydantic import ValidationError  # late: most hooks are made without text to check
+    from pydantic import ValidationError  # imported late: most hooks are created without strings to check
 
     try:
-        # Not strict, pydantic would take the text "12" for the number 12.
+        # Without strict mode, pydantic would take the string "12" for the number 12.
         validated = type_adapter(hint).validate_json(json.dumps(value), strict=True)
         if isinstance(validated, Iterator):  # an Iterable is validated while it is consumed
             deque(validated, maxlen=0)

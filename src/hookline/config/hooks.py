@@ -104,7 +104,7 @@ def _listed(
     for index, entry in enumerate(entries):
         path = f"{place}.{index}"
         given = {"name": entry} if isinstance(entry, str) else entry
-        # A list of a HooksConfig may have got anything since pydantic checked it.
+        # A list of a HooksConfig may contain anything by now, because pydantic checked it earlier.
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, {got(entry)}")
         target, name = given["name"], given.get("as")
@@ -196,10 +196,10 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
                 continue
             try:
                 options = dict(spec.options)
-                hook = make_hook(spec.target, spec.parameters, options)  # Made even if unused, to check its parameters.
+                hook = make_hook(spec.target, spec.parameters, options)  # Also checks unused hooks.
                 if spec.unused:
                     continue
-                # The name of a registered type is the instance's, unless its class or the object chose another.
+                # An instance gets the name of its registered type, unless its class or the object chose another.
                 name = spec.name or (None if "." in spec.target else DerivedName(spec.target))
                 handles.append(registry.register(hook, name, origin=spec.origin, **options))
             except RegistrationError as error:
@@ -224,9 +224,9 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
     Args:
         given: The class, name or path.
         parameters: The parameters of the constructor.
-        options: Options of the registration. If the constructor of a built-in hook takes `every`, because such a hook
-            also acts at events without a schedule, `every` becomes the period of the hook's own schedule; it is removed
-            if that has none.
+        options: Options of the registration. Some built-in hooks also act at events without a schedule, so their
+            constructors take `every`. It becomes the period of the hook's own schedule, and is removed if that has
+            none.
 
     Raises:
         RegistrationError: If a parameter is wrong, a named hook cannot be created with them, or its constructor has a
@@ -236,7 +236,7 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
         function = find_factory(given, HOOKS) if isinstance(given, str) else given
         shared = [key for key in options if key in (parameters_of(function) or {})]
         bases = getattr(function, "__mro__", ())
-        takes_every = "every" in shared and any(map(is_built_in, bases))  # it is a built-in hook or a subclass
+        takes_every = "every" in shared and any(map(is_built_in, bases))  # a built-in hook or a subclass
         if hidden := [key for key in shared if key != "every" or not takes_every]:
             name = given if isinstance(given, str) else given.__name__
             problem = f"{name}: {hidden[0]!r} is an option of hooks, and its constructor has a parameter of this name"

@@ -26,7 +26,7 @@ from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 FORMATS = (".yaml", ".yml", ".toml", ".json")
 
-# A key of many parts, `a.b.c…`: tomllib takes quadratic time to parse one, minutes for a file full of them.
+# A key with many parts, `a.b.c…`: tomllib takes quadratic time to parse one, minutes for a file full of them.
 _PART = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[\w-]++)"""
 _LONG_TOML_KEY = re.compile(rf"(?<![\w\\-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH}}}")
 
@@ -74,7 +74,7 @@ def _read_file(path: Path) -> Any:
     if suffix not in FORMATS:
         raise ConfigError(where, f"is not the name of a config file, which ends in {', '.join(FORMATS)}")
     try:
-        content = read_whole(Path(os.path.realpath(path)), MAX_YAML)  # a link is fine here; a pipe would wait
+        content = read_whole(Path(os.path.realpath(path)), MAX_YAML)  # a link is fine here; opening a pipe would block
         text = content.decode("utf-8-sig")  # editors on Windows begin files with a byte-order mark
     except UnicodeDecodeError as error:
         raise ConfigError(where, f"is not UTF-8 text (byte {error.start})") from None
@@ -147,7 +147,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             given = entry if isinstance(entry, dict) else {"name": entry}
             instance = given["as"] if "as" in given else numbered(str(given.get("name")), places)
-            # Of several hooks with one chosen name, which a registry refuses, the first is meant.
+            # If several hooks have one chosen name, which a registry rejects, the path means the first.
             places.setdefault(str(instance), (*place, str(index)))
     if name not in places:
         close = nearest(name, places) if places else nearest(name, HooksConfig.model_fields, HOOKS_PAGE)

@@ -41,7 +41,7 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
         return given  # type: ignore[no-any-return]  # the trainer checks it
     entries = [_entry(entry, f"metrics.{index}") for index, entry in enumerate(given)]
     for index, entry in enumerate(entries):  # every name is checked before the first import
-        # A name such as torchmetrics.Accuracy does not tell the module of its class, which `_make` looks at.
+        # A name such as torchmetrics.Accuracy does not reveal the module of its class, which `_make` checks.
         exported = [entry["name"]] if entry["name"].rpartition(".")[0] == _TORCHMETRICS else []
         with_torchmetrics = ImportPolicy((*policy.allow, *_COMPUTING, *exported), policy.from_file)
         with_torchmetrics.check_name(entry["name"], METRICS, f"metrics.{index}.name")

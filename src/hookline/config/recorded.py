@@ -52,7 +52,7 @@ def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
 
 
 def _redacted(tree: Any, path: str) -> Iterator[str]:
-    """Yield the dotted paths of redacted values; an entry in a list of hooks goes by its name."""
+    """Yield the dotted paths of redacted values; an entry in a list of hooks is identified by its name."""
     from hookline.record.redaction import REDACTED
 
     if isinstance(tree, dict):

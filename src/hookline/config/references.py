@@ -33,10 +33,10 @@ class Resolved(str):
         return str.__str__(self), self.reference  # a plain str: it must not contain the object that is copied
 
     def read(self) -> Any:
-        """Return the value as YAML reads it (a number, say), or the text itself if it is text.
+        """Return the value as YAML reads it (a number, say), or the string itself if it is one.
 
-        Text around the reference makes it text. An empty value stays text, because a variable set to nothing is more
-        often a mistake than a null.
+        Text around the reference makes the value a string. An empty value stays a string, because a variable set to
+        nothing is more often a mistake than a null.
         """
         if not self.strip() or not _REFERENCE.fullmatch(self.reference):
             return self
@@ -84,7 +84,7 @@ def without_values(text: str) -> str:
 
 
 def restore_references(resolved: Any, written: Any) -> Any:
-    """Copy `resolved`, marking its texts with the references of `written` that they came from."""
+    """Copy `resolved`, marking its strings with the references in `written` that they came from."""
     if isinstance(written, str) and _REFERENCE.search(written):
         # pydantic returns plain text and numbers; a number cannot carry its reference, so the reference replaces it.
         return Resolved(resolved, written) if isinstance(resolved, str) else written

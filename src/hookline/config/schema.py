@@ -166,7 +166,7 @@ class HooksConfig(BaseModel):
     forward: Entries | None = None
     update: Entries | None = None
 
-    # A StrictBool refuses "yes" and 1, which pydantic would take for true; a typing error must not turn on a hook.
+    # A StrictBool refuses "yes" and 1, which pydantic would take for true; a typo must not turn on a hook.
     enable_logging_hook: StrictBool = False
     logging_config: dict[str, Any] = Field(default_factory=dict)
     enable_gradient_monitor: StrictBool = False
@@ -196,7 +196,7 @@ class TrainerConfig(TrainerOptions):
 class RunConfig(BaseModel):
     """A whole run: the model, its data, how to train it, and the hooks. A config file holds one of these."""
 
-    # Not strict, unlike TrainerConfig: references are resolved to text, which has to become numbers.
+    # Not strict, unlike TrainerConfig: references resolve to strings, which have to become numbers.
     model_config = ConfigDict(extra="forbid")
 
     model: Component

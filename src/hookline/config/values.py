@@ -27,7 +27,7 @@ class _PlainLoader(yaml.SafeLoader):
     """The loader of `yaml.safe_load`, with limits, without tags and aliases, and with 5e-3 read as a number.
 
     The limits are checked while the text is parsed, so that a hostile document never gets built in full. Without
-    aliases, a document stands for no more values than it has.
+    aliases, a document cannot expand to more values than it contains.
     """
 
     def __init__(self, text: str, where: str) -> None:

@@ -39,7 +39,7 @@ class MLP(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform every position of [batch, time, width] on its own."""
+        """Transform every position of [batch, time, width] independently."""
         return F.dropout(self.project(F.gelu(self.widen(x))), self.dropout, self.training)
 
 

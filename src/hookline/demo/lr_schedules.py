@@ -14,7 +14,7 @@ def constant(optimizer: Optimizer) -> LambdaLR:
 
 
 def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, final: float = 0.1) -> LambdaLR:
-    """Raise the learning rate linearly to its full value, then lower it by half a cosine to `final` of that.
+    """Raise the learning rate linearly to its full value, then lower it along half a cosine to `final` of that.
 
     Counted in optimizer steps from 1: step `n` of the warm-up uses `n / warmup_steps` of the full rate (so that no step
     is wasted on zero), step `warmup_steps` exactly the full rate, step `total_steps` and all later ones exactly `final`

@@ -17,7 +17,7 @@ from hookline.ranks import rank_and_world_size
 from hookline.trainer.data.sampler import ShareOf
 
 VALIDATION_BATCHES = 20
-# Tests are skipped, and the file that the interpreter's build wrote, because it differs between machines.
+# Tests are skipped, as is the file that the interpreter's build writes, because it differs between machines.
 _SKIPPED_PREFIXES = ("test", "_sysconfigdata")
 
 _CHARACTERS = frozenset(string.digits + string.ascii_letters + string.punctuation + " \n\t")
@@ -102,8 +102,8 @@ def stdlib_text(
         batch_size: Windows in a batch.
         max_bytes: How much text to read.
         validation_fraction: The share of files to hold out.
-        seed: Orders the training windows, alike in all processes. The loader has its own generator and never draws
-            from the global one.
+        seed: Determines the order of the training windows, which is the same in all processes. The loader has its own
+            generator and never draws from the global one.
         path: A directory to read instead of the standard library's top-level modules.
         pattern: Which files of the directory to read.
         vocab: The vocabulary of other data, for a model that was trained on it; made of the training text by default.
@@ -126,10 +126,10 @@ def stdlib_text(
             "use a smaller context or batch_size, a larger max_bytes, or more files (data.path, data.pattern)"
         )
     generator = torch.Generator().manual_seed(seed)
-    # With one process, too: a run that it began can continue with several.
+    # Also with one process, so that several can continue a run that it began.
     order = ShareOf(RandomSampler(train, generator=generator), rank, world_size)
     shuffled = DataLoader(train, batch_size, sampler=order, drop_last=True, generator=generator)
-    # Even spacing takes windows of every held-out file. A loader draws a seed at every pass, even without shuffling;
+    # Even spacing takes windows from every held-out file. A loader draws a seed at every pass, even without shuffling;
     # its own generator spares the global one.
     count = min(len(validation), VALIDATION_BATCHES * batch_size)
     fixed = Subset(validation, [i * len(validation) // count for i in range(rank, count, world_size)])

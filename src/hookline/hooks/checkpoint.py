@@ -128,7 +128,7 @@ class CheckpointHook(MetricHook):
         self.auto_insert_metric_name = auto_insert_metric_name
         self._file_name = NameTemplate(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
         steps = self._step_schedule()
-        # A metric of steps is evaluated where steps are saved; any other is not known there.
+        # A metric of steps is evaluated at the steps that are saved; other metrics are not known there.
         only_steps = steps is not None and is_step_metric(self.key)
         at_epochs = save_on_train_epoch_end
         if at_epochs is None:
@@ -165,13 +165,13 @@ class CheckpointHook(MetricHook):
             return
         self._forget_deleted(trainer)
         score, kept = self._score(trainer, measurement), list(self.kept)
-        # The one that is being written in the background counts, or a worse one would be saved after it.
+        # The one that is being written in the background counts, too; otherwise a worse one would be saved after it.
         if self._writing is not None and self._writing.name == trainer.saving:
             kept.append(RankedCheckpoint(self._writing.name, self._writing.step, self._writing.score))
         is_good = score is not None and is_among_best(score, kept, self.save_top_k, self.mode)
         if not (is_good or self.save_last or at_step):
             return
-        # Of two requests for one step, the one with a score is the more specific.
+        # If a step is requested twice, the request with a score is the more specific one.
         if self._requested is None or self._requested.step != measurement.step or score is not None:
             self._requested = Request(
                 measurement.step, measurement.epoch, score, measurement.metrics,
@@ -180,7 +180,7 @@ class CheckpointHook(MetricHook):
         trainer.save(partial(self._make_name, trainer))
 
     def _forget_deleted(self, trainer: RunControl) -> None:
-        """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
+        """Drop checkpoints from the ranking that a person or another hook has deleted from the disk."""
         gone, wanted = trainer.ranks.first(self._find_deleted), self.wanted
         self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name not in gone]
         for name in gone:
@@ -214,7 +214,7 @@ class CheckpointHook(MetricHook):
         return value
 
     def _make_name(self, trainer: RunControl) -> str:
-        """Name the requested checkpoint when it is written; a validation of its step may have been made by then.
+        """Name the requested checkpoint when it is written; its step may have been validated by then.
 
         The trainer calls this once per request. The name is empty if a failed run took the request back.
         """
@@ -222,7 +222,7 @@ class CheckpointHook(MetricHook):
         if request is not None:
             validation = self._validation.metrics if self._validation.step == request.step else {}
             metrics = {**validation, **request.metrics}
-            # The template may call a metric of validation eval/… as well as val/….
+            # In the template, a metric of a validation may be called eval/… as well as val/….
             metrics = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")} | metrics
             self._warn_missing_fields(request, metrics)
             fill = partial(self._file_name.fill, request.epoch, request.step, metrics)
@@ -230,7 +230,7 @@ class CheckpointHook(MetricHook):
         return "" if self._writing is None else self._writing.name
 
     def _warn_missing_fields(self, request: Request, metrics: Mapping[str, float]) -> None:
-        """Warn once of each metric of the file name that should be there; it is probably misspelt."""
+        """Warn once about each metric in the file name that should exist but does not; it is probably misspelt."""
         for name in self._file_name.fields:
             key = metric_key(name)
             # A save by steps need not have the metrics of validations.

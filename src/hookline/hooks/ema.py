@@ -114,11 +114,11 @@ class EMAHook(NamedHook):
         if self._tensors is None or self._tensors[0] is not model:
             named = plain_parameters(model) | (plain_buffers(model) if self.buffers else {})
             self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-            # A hook that was added after a checkpoint was loaded gets its average whole.
+            # A hook that was added after a checkpoint was loaded gets an unsharded average.
             self.average = {
                 name: like(average, self._tensors[1].get(name, average)) for name, average in self.average.items()
             }
-        # A parameter that was averaged before is averaged further: it may be frozen only for a while.
+        # A parameter that was averaged before stays in the average, because it may be frozen only for a while.
         return {
             name: tensor.data
             for name, tensor in self._tensors[1].items()
@@ -135,7 +135,7 @@ class EMAHook(NamedHook):
     # ---- registration ------------------------------------------------------------------------------------------------
 
     def setup(self, name: str, registry: Registry | None = None) -> None:
-        """Subscribe to changes of the registry: being disabled is no event, and may happen during a validation."""
+        """Subscribe to changes of the registry: being disabled is not an event, and may happen during a validation."""
         super().setup(name)
         self._registry = registry
         if registry is not None:
@@ -192,7 +192,7 @@ class EMAHook(NamedHook):
             self._restore()
 
     def _apply(self, model: torch.nn.Module) -> bool:
-        """Give a model the averaged weights, and return whether it did not have them already."""
+        """Give a model the averaged weights; return False if it already had them."""
         if self._applied_to is not None or not self.average:  # there is none before the first step
             return False
         weights = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}
@@ -206,7 +206,7 @@ class EMAHook(NamedHook):
             self._write(*self._applied_to)
             self._applied_to = self._applied_in = None
 
-    # A validation that fails has no end. Its failure ends the run, or only that of the hook that validated.
+    # A validation that fails has no end event. Its failure ends the run, or counts as that of the hook that validated.
     on_exception = on_train_batch_start = _restore
 
     # ---- state -------------------------------------------------------------------------------------------------------

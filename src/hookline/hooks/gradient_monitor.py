@@ -43,7 +43,7 @@ Columns = Mapping[str, Sequence[float]]
 
 
 class SnapshotSpec(NamedTuple):
-    """The statistics to measure beside the norms."""
+    """The statistics to measure besides the norms."""
 
     moments: bool
     bins_per_octave: int  # 0 for no histogram
@@ -158,7 +158,7 @@ class GradientMonitor(NamedHook):
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: RunControl) -> None:
-        """Reject a filter that matches nothing before the first step."""
+        """Before the first step, reject a filter that matches nothing."""
         self._select_params(trainer)
 
     def on_gradients_ready(self, trainer: RunControl, step: int) -> None:
@@ -251,7 +251,7 @@ class GradientMonitor(NamedHook):
             trainer.log_layers("gradients", keys.names, tuple(sources), values, step)
 
     def _log_totals(self, columns: Columns, trainer: RunControl, step: int) -> None:
-        """Log what is true of all measured layers together."""
+        """Log the totals over all measured layers."""
         norms = columns["l2"]
         totals: dict[str, float] = {}
         if self.log_norm and norms:
@@ -281,9 +281,9 @@ class GradientMonitor(NamedHook):
         return judge_norms(known, dict(zip([names[row] for row in present], norms, strict=True)), self._limits)
 
     def _judge(self, keys: TableKeys, norms: Sequence[float], trainer: RunControl, step: int) -> None:
-        """Log how many layers are in trouble, and report which start or cease to be."""
+        """Log how many layers are in trouble, and report where trouble starts or ends."""
         is_healthy = len(norms) == len(keys.names) and self._limits.allow(norms)
-        # A verdict on each layer takes longer than the measurement, so a healthy model does without.
+        # A verdict on each layer takes longer than the measurement, so it is skipped for a healthy model.
         flow = None if is_healthy and not self.troubled else self.latest
         for key, verdict in VERDICT_METRICS.items():
             count = float(len(flow.of(verdict))) if flow else 0.0
@@ -384,7 +384,7 @@ class GradientSnapshot:
         owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
         params = list(self.params.values())
         rows = [row for row in self._present if id(params[row]) in owned]
-        self._update = None  # the step of the optimizer before may have been skipped
+        self._update = None  # the previous optimizer's step may have been skipped
         if rows:
             pieces = LocalTensors([params[row] for row in rows])
             copies = torch._foreach_mul(pieces.dense, 1)  # copies all of them in a few launches

@@ -68,7 +68,7 @@ class JSONLogHook(NamedHook):
             self._lines = None
 
     def _write(self, trainer: RunControl, event: str, state: Mapping[str, Any], **more: Any) -> None:
-        # The model and the optimizer are objects; the rest of the state is numbers and text. Hooks may add any key.
+        # The model and the optimizer are objects; the rest of the state is numbers and strings. Hooks may add any key.
         plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
         line = redact({"event": event, "time": time(), **plain, **more})
         # A run that is resumed and fails before its first step leaves its directory as it was.

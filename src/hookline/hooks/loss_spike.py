@@ -1,4 +1,4 @@
-"""`loss_spike`: report steps whose loss is far above those before."""
+"""`loss_spike`: report steps whose loss is far above the previous losses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from hookline.run.control import RunControl
 
 # Scales the median distance from the median to the standard deviation of a normal distribution.
 MAD_TO_STD = 1.4826
-# The smallest spread, as a share of the median: a loss that hardly moves has nearly none, and all would be spikes.
+# The smallest spread, as a share of the median: a loss that hardly moves has almost no spread, so any change would be a
+# spike.
 MIN_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)
 class Spike:
-    """A loss far above those before."""
+    """A loss far above the previous ones."""
 
     step: int
     loss: float
@@ -91,7 +92,7 @@ class LossSpike(NamedHook):
         self.spikes = [Spike(**spike) for spike in state["spikes"]]
 
     def on_step_end(self, trainer: RunControl, step: int, loss: float, batch_idx: int, dataloader_name: str) -> None:
-        """Compare the step's loss with those before."""
+        """Compare the step's loss with the previous ones."""
         if not math.isfinite(loss):
             return
         if len(self._recent) >= self.warmup:
@@ -99,7 +100,7 @@ class LossSpike(NamedHook):
             spread = MAD_TO_STD * median(abs(recent - middle) for recent in self._recent)
             spreads = (loss - middle) / max(spread, MIN_SPREAD * abs(middle), 1e-12)
             if spreads > self.factor:
-                # Of the micro-batches that made the step, the one with the highest loss is named.
+                # Name the micro-batch of the step that has the highest loss.
                 if window := trainer.window():
                     worst = max(window, key=lambda part: float(part.loss))
                     batch_idx, dataloader_name = worst.batch_idx, worst.loader

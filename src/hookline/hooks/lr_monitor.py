@@ -16,8 +16,8 @@ from hookline.run.control import RunControl
 class LearningRateMonitor(TrainingHook):
     """Records the learning rate of every parameter group: ``lr``, or ``lr/<optimizer>/<group>`` if there are several.
 
-    A group is named by its key "name", otherwise by its number. Of several groups with one name, and of several
-    optimizers of one class, the later ones get a number appended.
+    A group is named by its key "name", otherwise by its number. If several groups share a name, or several optimizers a
+    class, the later ones get a number appended.
 
     Args:
         log_momentum: Record ``momentum`` (SGD's, or Adam's first beta) and ``beta2`` of groups that have them.
@@ -75,7 +75,7 @@ class LearningRateMonitor(TrainingHook):
 
 
 def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield one optimizer's groups, each with what is appended to the names of its metrics."""
+    """Yield one optimizer's groups, each with the suffix for the names of its metrics."""
     groups = optimizers[index].param_groups
     is_single = len(groups) == 1 and "name" not in groups[0]
     if is_single and len(optimizers) == 1:  # by far the most common case
@@ -89,7 +89,7 @@ def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[st
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
-    """Append numbers to repeated names ('AdamW', 'SGD', 'AdamW-1'), none of which gives an existing name."""
+    """Append numbers to repeated names ('AdamW', 'SGD', 'AdamW-1') without producing an existing name."""
     unique: list[str] = []
     for name in names:
         numbered = (f"{name}-{number}" for number in count(1))

@@ -62,11 +62,11 @@ def find_mode(monitor: str, mode: Literal["min", "max"] | None) -> Literal["min"
 class MetricHook(NamedHook):
     """Calls `evaluate` with every measurement of the sources that the constructor chose by `evaluate_at`."""
 
-    same_on_all_ranks = True  # it decides by numbers of all ranks
+    same_on_all_ranks = True  # it decides based on numbers of all ranks
     monitor: str | None = None
     mode: str = "min"
     strict: bool | None = None
-    """Whether a missing metric ends the run, whatever the failure policy says, or is warned of once.
+    """Whether a missing metric ends the run under any failure policy, or only causes one warning.
 
     By default only a metric that was never measured ends it, because that one is probably misspelt.
     """

@@ -96,7 +96,7 @@ class NotifyHook(NamedHook):
             self._webhook = Webhook(webhook_url, timeout)
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
             # To errors of other types the registry adds the arguments, which include the URL. A value's own methods may
-            # raise others than the first of these.
+            # raise exceptions other than the first of these.
             raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
         self.best = self._worst = math.inf if self.mode == "min" else -math.inf
@@ -225,7 +225,7 @@ class NotifyHook(NamedHook):
                     self._on_failure(error)
 
     def _post(self, message: bytes, queue: BackgroundQueue) -> None:
-        """Post a message, and try again after pauses if that may help; without pauses once the queue is closed."""
+        """Post a message, and retry after pauses if that may help; once the queue is closed, without pauses."""
         pause = self.backoff
         for further in reversed(range(self.retries + 1)):
             try:
@@ -238,7 +238,7 @@ class NotifyHook(NamedHook):
                 pause *= 2
 
     def _on_failure(self, error: BaseException) -> None:
-        """Warn of a message that was not delivered, and note it."""
+        """Warn about a message that was not delivered, and record it."""
         why = str(error)
         self.warn(f"a message was not delivered: {why}", once=why)
         if self._trainer is not None:

@@ -21,7 +21,7 @@ MAX_POSITIONS = 200  # positions of a sequence that are shown
 
 
 class ConfusionMatrix(NamedHook):
-    """Records a table of each validation: a row per target, a column per prediction, and how many samples had both.
+    """Records a table for each validation: how many samples of each target (row) had each prediction (column).
 
     The table has the hook's name. Counts stay on the device until the validation ends. With several ranks, they cover
     all ranks. Targets that are not classes are left out, with a warning.

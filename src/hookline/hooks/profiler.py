@@ -84,7 +84,7 @@ class Profiler(NamedHook):
             return
         first, last = self._range_at(trainer, step)
         if Profiler._active or torch._C._autograd._profiler_enabled():  # two at once would end the process
-            # A trace without its warm-up is still a trace, so only traced steps are warned of.
+            # A trace without its warm-up is still a trace, so the warning is only about traced steps.
             if step >= first:
                 self.warn(f"step {step} is not traced, because another profiler is active", once="skipped")
             return
@@ -101,7 +101,7 @@ class Profiler(NamedHook):
         self._advance(self._profile.start)
 
     def _range_at(self, trainer: RunControl, step: int) -> tuple[int, int]:
-        """Return the steps of the trace that contains this step or is warmed up for; on another schedule, this step."""
+        """Return the steps of the trace that this step belongs to or warms up for; on another schedule, this step."""
         if self._has_own_schedule(trainer):
             return next(steps for steps in self._ranges if step <= steps[1])
         schedule = trainer.hooks.entry(self.registered_name).schedule
@@ -125,12 +125,12 @@ class Profiler(NamedHook):
             self._advance(self._profile.step)
 
     def _advance(self, call: Callable[[], None]) -> None:
-        """Start or step the profile; drop it if that fails, because using one that is half started ends the process."""
+        """Start or step the profile; drop it if that fails, because using a half-started one ends the process."""
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is one cycle
                 call()
-        except BaseException:  # a Ctrl-C included; it is raised again
+        except BaseException:  # including Ctrl-C, which is raised again
             self._profile = None
             Profiler._active.discard(self)
             raise

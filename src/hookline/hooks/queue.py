@@ -87,7 +87,7 @@ class BackgroundQueue:
         """How much was dropped, and how much was left undone when the queue was closed."""
         self.is_closing = False
         self.is_abandoned = False
-        """Whether nobody waits for the thread any more."""
+        """Whether the thread was abandoned, so that nothing waits for it."""
         self._work, self._limit, self._drop_oldest, self._on_error = work, limit, drop_oldest, on_error
         self._waiting: deque[_Item] = deque()
         self._size = self._in_hand = 0  # The size of all waiting items, and the amount in progress.
@@ -139,7 +139,7 @@ class BackgroundQueue:
             self._changed.wait_for(lambda: self.is_closing, seconds)
 
     def close(self, seconds: float) -> None:
-        """Wait until everything is done, at most some seconds; what is not is counted in `left`.
+        """Wait until everything is done, but at most the given seconds; the rest is counted in `left`.
 
         The thread is abandoned then: it ends with the process or when what it waits for returns.
         """

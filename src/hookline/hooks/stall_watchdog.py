@@ -15,17 +15,17 @@ from hookline.run.control import RunControl
 
 CHECKS = 20  # how often the thread checks within the time after which a step counts as stalled
 MAX_SECONDS = 30 * 24 * 3600.0  # a lock cannot wait much longer
-FRAMES_SHOWN = 12  # in the warning; the record has all
+FRAMES_SHOWN = 12  # in the warning; the record has all of them
 
 
 class StallWatchdog(NamedHook):
-    """Writes all threads' stacks into the record when no batch, step or validation batch came for `seconds`.
+    """Writes all threads' stacks into the record when no batch, step or validation batch has finished for `seconds`.
 
     A thread checks a timestamp that events set, which costs a step well under a microsecond. Each stall is reported
     once, by a warning with the stack of the training thread and by the event ``stall``, and its end by ``stall_over``.
     The sanity check before the first step is watched, too, but not the work of hooks after the run has ended. The
-    stacks of a DataLoader's processes are not recorded; the run's own stack shows that it waits for one. A step that
-    hangs in code that never releases the GIL cannot be detected.
+    stacks of a DataLoader's processes are not recorded; the run's own stack shows that it is waiting for one. A step
+    that hangs in code that never releases the GIL cannot be detected.
 
     Args:
         seconds: The time after which a step counts as stalled.
@@ -93,7 +93,7 @@ class StallWatchdog(NamedHook):
             seconds, stacks = monotonic() - beat, stacks_of_all_threads()
             known = stacks.get(training_thread)
             where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
-            # Warn first and record then: the step may hang because of the disk that the record is on.
+            # Warn first, then record: the step may hang because of the disk that the record is on.
             problem = f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}"
             self.warn(problem, of_rank=True)
             self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))

@@ -30,7 +30,7 @@ class ThroughputMonitor(TimedHook):
 
     The parts of a step are host times: ``data_wait_seconds``, ``forward_backward_seconds``, ``optimizer_seconds`` and
     ``hooks_seconds``. The second and third include the hooks called during them; the last is the time of all
-    calls of hooks at the events of a step. On an accelerator the host only queues work, and waits where the queue is
+    calls of hooks at the events of a step. On an accelerator the host only queues work, and waits when the queue is
     full, so the parts show where the host was, not what the device computed.
 
     With several ranks, samples, tokens and operations per second cover all ranks together. The memory is that of the
@@ -103,7 +103,7 @@ class ThroughputMonitor(TimedHook):
             if self._has_utilization:
                 try:
                     values["device_utilisation"] = _device.utilization(trainer.device)
-                except Exception:  # no pynvml, or a driver that cannot tell, each with its error: do not ask again
+                except Exception:  # no pynvml, or the driver has no figure, each with its own error: do not ask again
                     self._has_utilization = False
         for name, value in values.items():
             reduce = REDUCTIONS.get(name, "mean")

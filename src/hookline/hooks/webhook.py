@@ -181,7 +181,7 @@ class Webhook:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context()  # reading the system's certificates takes tens of milliseconds
+        return ssl.create_default_context()  # loading the system's certificates takes tens of milliseconds
 
     def post(self, body: bytes) -> None:
         """Deliver one JSON text.

@@ -66,22 +66,22 @@ class ConsoleLogHook(TimedHook):
         self._stream = stream
         self._is_due = False  # at this batch
         self._started, self._first_step = perf_counter(), 0
-        self._step = self._printed_step = 0  # the last one that ended, and that a line was about
+        self._step = self._printed_step = 0  # the last step that ended, and the last one that a line was printed for
         self._print_at = 0.0
         self._view: LiveView | None = None
-        self._sink: Any = None  # the view's connection with the record
+        self._sink: Any = None  # the view's connection to the record
         self._report: StepReport | None = None
         self._draw_at = 0.0
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: RunControl, step: int) -> None:
-        """Start the clock, and open the live view where there can be one."""
+        """Start the clock, and open the live view if the output allows one."""
         self.close()
         self._started = perf_counter()
         self._first_step = self._step = self._printed_step = step
         self._print_at = self._started + self.pause
-        self._least_seconds = 0.0  # A printed line has the means since the line before.
+        self._least_seconds = 0.0  # A printed line shows the means since the previous line.
         if not can_redraw(self._out):
             return
         self._least_seconds = REPORT_SECONDS
@@ -209,7 +209,7 @@ class ConsoleLogHook(TimedHook):
         shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         self._print(f"step {step}  validation  {shown}")
         if self._view is not None:
-            self._draw(trainer, perf_counter())  # so that it shows the same
+            self._draw(trainer, perf_counter())  # so that the view shows the new numbers, too
         self._exclude()
 
     def on_checkpoint_save(self, trainer: RunControl, step: int, checkpoint_path: str) -> None:

@@ -39,7 +39,7 @@ class Layout:
         self._done, self._half, self._left = ("━", "╸", "─") if can_encode("━╸─", stream) else ("#", "", "-")
 
     def fits(self, parts: Sequence[Part]) -> bool:
-        """Return whether `row` would leave none of the parts out."""
+        """Return whether `row` would fit all of the parts."""
         texts = [part if isinstance(part, str) else part[0] for part in parts]
         return cell_len("  ".join(map(printable, texts))) <= self.width - self._label
 
@@ -57,10 +57,11 @@ class Layout:
         return self._line(pieces)
 
     def bars(self, rows: Mapping[str, tuple[float | None, Sequence[str]]]) -> list[str]:
-        """Return lines with bars of equal lengths, each with texts after it.
+        """Return lines with bars of equal lengths, each followed by strings.
 
         Args:
-            rows: By label the share that is done, None without a bar, and the texts, the least important one last.
+            rows: By label, the completed share (None for no bar) and the strings after the bar, the least important one
+                last.
         """
         self._label = max(LABEL, *(len(label) + 1 for label in rows))  # The rows below get the same width.
         widths = [max(map(len, column)) for column in zip(*(texts for _, texts in rows.values()), strict=True)]

@@ -76,7 +76,7 @@ class TimedHook(TrainingHook):
     def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
         """End the wait for the batch, and report the steps before it if that is due."""
         now, interval, report = perf_counter(), self._interval, None
-        # If the hook was disabled, it did not see the end of the micro-batch before.
+        # If the hook was disabled, it did not see the end of the previous micro-batch.
         wait = now - self._ended if self._ended and step - self._ended_in <= 1 else None
         if interval is None or (
             step - 1 - interval.step >= self._least_steps and now - interval.started >= self._least_seconds
@@ -176,7 +176,7 @@ class TimedHook(TrainingHook):
             values["forward_backward_seconds"] = interval.forward_backward / interval.backwards * per_step
         if interval.optimizer_steps:
             values["optimizer_seconds"] = interval.optimizer / interval.optimizer_steps
-        # A hook that was removed takes its time with it.
+        # The time of a removed hook is no longer known.
         values["hooks_seconds"] = max(hooks - interval.hooks, 0.0) / steps
         return StepReport(step, values, steps)
 

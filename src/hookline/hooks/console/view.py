@@ -19,11 +19,11 @@ from hookline.runs.step_parts import STEP_PARTS
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
 NOTEBOOK_COLUMNS = 101
-NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
+NARROW, WIDE = 70, 120  # minimum columns for words, and for details that are only nice to have
 MAX_WIDTH = 200  # columns; a longer bar says nothing more
-WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
-INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
-SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # These have their own place, or are not worth one beside the loss.
+WORTH_NAMING = 0.01  # the remaining share of a step's time is shown from here on
+INPUT_BOUND = 0.4  # waiting for data is mentioned from this share of a step's time on
+SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # These have their own place, or do not deserve one next to the loss.
 MEGABYTE = 2**20
 MEMORY_DRAWS = 20  # Memory is compared by its minimum over this many drawings.
 
@@ -52,7 +52,7 @@ class NotebookOutput:
         print_line(line, self._stream)
 
     def close(self) -> None:
-        """Leave the last text."""
+        """Keep showing the last text."""
 
 
 class LiveView:
@@ -69,18 +69,18 @@ class LiveView:
         self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
         self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
         self._report: StepReport | None = None
-        self.step = self.batches = 0  # done, in the run and in the epoch
+        self.step = self.batches = 0  # completed, in the run and in the epoch
         self._batches_seen = self._batches_of_steps = self._steps_seen = 0  # since the start, while it was enabled
-        self.validation_batches: int | None = None  # begun, while a validation runs
+        self.validation_batches: int | None = None  # how many have begun, while a validation runs
         self._layout: Layout | None = None
         self._name = ""
         self._started = 0.0
         self._first_step = 0
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
         self._loss: float | None = None  # none yet
-        self._loss_step = 0  # The record is written later than the step, so that the view may be behind.
+        self._loss_step = 0  # The record is written later than the step, so the view may lag behind.
         self._epoch, self._sum, self._count = -1, 0.0, 0  # The epoch, and the sum and count of its losses.
-        self._step_metrics: dict[str, float] = {}  # the last ones of training, beside the loss
+        self._step_metrics: dict[str, float] = {}  # the last ones of training, besides the loss
         self._metrics: dict[str, float] = {}
         self._monitor, self._sign = "val/loss", 1  # -1 if larger is better
         self._best: tuple[float, int] | None = None
@@ -90,7 +90,7 @@ class LiveView:
     # ---- collecting --------------------------------------------------------------------------------------------------
 
     def start(self, trainer: RunControl, now: float) -> None:
-        """Begin at the present step. The best value is that of the first metric that a hook follows, or of val/loss."""
+        """Begin at the current step. The best value is that of the first metric that a hook follows, or of val/loss."""
         self._started, self.step, self._first_step = now, trainer.step, trainer.step
         self._name = trainer.record.labels.name or trainer.run_id or ""
         for entry in trainer.hooks.entries():
@@ -139,7 +139,7 @@ class LiveView:
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, trainer: RunControl, now: float, report: StepReport | None = None) -> None:
-        """Draw the present state, with the speed and the parts of a step that were reported last."""
+        """Draw the current state, with the speed and the parts of a step that were reported last."""
         self._report = report
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
         rows = layout.bars(self._bars(trainer, now, layout.width))
@@ -188,7 +188,7 @@ class LiveView:
     # ---- what the lines say ------------------------------------------------------------------------------------------
 
     def _steps_per_second(self, now: float) -> float | None:
-        """Return the pace of the run, validations included: what is left will have them, too."""
+        """Return the pace of the run, including validations, because the rest of the run has them, too."""
         if self._first is None and self.step > self._first_step:
             self._first = now, self.step
         if self._first is None or self.step == self._first[1]:
@@ -267,7 +267,7 @@ class LiveView:
         return [*parts, f"other {rest:.0%}"] if rest >= WORTH_NAMING else parts
 
     def _memory_parts(self, trainer: RunControl) -> list[Part]:
-        """Return what is allocated, and how it grows: from the least at the beginning to the least now."""
+        """Return the allocated memory and its growth, from the minimum at the beginning to the current minimum."""
         now, peak = _device.memory_allocated(trainer.device) or 0, _device.max_memory_allocated(trainer.device) or 0
         self._memory.append(now)
         parts: list[Part] = [f"{now / MEGABYTE:,.0f} MB", f"peak {peak / MEGABYTE:,.0f} MB"]
@@ -291,7 +291,7 @@ def _is_step_metric(key: str) -> bool:
 def _bar(
     done: int, total: int | None, unit: str, left: float | None, pace: float | None, name: str = ""
 ) -> tuple[float | None, list[str]]:
-    """Return the share that is done, and the texts after a bar: counts, percentage, time left and a name."""
+    """Return the completed share, and the strings after the bar: counts, percentage, time left and a name."""
     share = None if not total else done / total
     time_left = f"{duration_text(max(left, 0) / pace)} left" if left is not None and pace else ""
     return share, [of_total(done, total, unit), "" if share is None else f"{min(share, 1.0):.0%}", time_left, name]

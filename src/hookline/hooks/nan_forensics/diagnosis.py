@@ -32,7 +32,7 @@ class Diagnosis:
     """
 
     loss: float | None
-    """The loss, if the loop's way to compute it is known; else the model was called alone."""
+    """The loss, if it is known how to compute it; otherwise only the model was called."""
     module: str | None = None
     """The first module whose output contained a NaN, or else the first whose output contained an Inf."""
     statistics: dict[str, float] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class BackwardTrace(ForwardHook):
                     tensor.register_hook(gradients.append)  # type: ignore[no-untyped-call]
 
     def find_source(self, parameters: Sequence[str]) -> str | None:
-        """Return the last module of the forward pass, innermost first, that turned finite gradients into others.
+        """Return the last module of the forward pass, innermost first, that made finite gradients non-finite.
 
         Args:
             parameters: The parameters whose gradients are not finite; their modules count too, if they got finite
@@ -192,7 +192,7 @@ class BackwardTrace(ForwardHook):
 
 
 def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all numbers of all tensors are finite."""
+    """Return whether all numbers in all tensors are finite."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 

@@ -95,7 +95,8 @@ def write_crash(
         unsaved = trainer.unsaved_parameters()
         sections["model"] = {name: value for name, value in plain_state_dict(model).items() if name not in unsaved}
         sections |= {"frozen": dict(unsaved)} if unsaved else {}
-    # Each section is encoded separately, so that one that cannot be written does not cost the others.
+    # Each section is encoded separately, so that one that cannot be written does not prevent the others from being
+    # saved.
     for section, tree in sections.items():
         try:
             encoded[section] = Section(*encode(tree))
@@ -105,7 +106,7 @@ def write_crash(
     try:
         folder.mkdir(parents=True)
         write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
-        # Of a sharded parameter its local part: statistics of the whole would need the other ranks.
+        # For a sharded parameter, only its local part: statistics of the whole would need the other ranks.
         tensors = [local_tensor(param.detach()) for param in named.values()]
         rows = zip(named.items(), statistics_of(tensors), strict=True)
         parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
@@ -194,7 +195,7 @@ def replay(path: str | Path, crash: Crash, trainer: RunControl, weights_loaded: 
             load_plain_state_dict(trainer.model, weights)
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those before step {meta['step']} (hookline replay --weights)")
-    # Dropout and batch norm have to do what they did then.
+    # Dropout and batch norm must behave as they did then.
     in_eval_mode = set(meta["modules_in_eval_mode"])
     for name, module in plain_modules(trainer.model).items():
         module.training = name not in in_eval_mode
@@ -210,7 +211,7 @@ def replay(path: str | Path, crash: Crash, trainer: RunControl, weights_loaded: 
 
 @contextmanager
 def _explained(path: str | Path, problem: str) -> Iterator[None]:
-    """Turn what a crash folder from elsewhere makes torch or the model raise into one error with the folder's name."""
+    """Turn any exception that a foreign crash folder causes in torch or the model into one error that names it."""
     try:
         yield
     except HooklineError:

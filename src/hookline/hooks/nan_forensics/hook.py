@@ -101,7 +101,7 @@ class NanForensics(NamedHook):
             return
         # Without the loss, running the model again distinguishes scaled gradients that overflow from a NaN.
         checked = grads if not given or (self.gradients and not trainer.uses_grad_scaler) else None
-        # One read from the device for all: whatever is not finite makes the sum not finite.
+        # One read from the device for all of them: any non-finite value makes the sum non-finite.
         total = sum(loss.double() for loss in given if loss is not None)
         if checked:
             total = total + checked.norm()
@@ -188,7 +188,7 @@ class NanForensics(NamedHook):
     def _examine_together(
         self, trainer: RunControl, recorded: list[RecordedBatch], by_rank: list[Any], grads: Gradients
     ) -> RecordedBatch:
-        """Do the same for a sharded model: the ranks run as many forward passes as each other, and no backward pass."""
+        """Do the same for a sharded model: all ranks run the same number of forward passes, and no backward pass."""
         bad_here, suspect = by_rank[trainer.ranks.rank], recorded[-1]
         for place in sorted({bad[0] for bad in by_rank if bad}):
             candidate = recorded[min(place, len(recorded) - 1)]

@@ -31,9 +31,9 @@ from hookline.run.control import RunControl
 from hookline.runs.histograms import HistogramReader, HistogramRow
 
 MAX_TIMEOUT = 3600.0  # seconds
-MIN_START = 30.0  # seconds that `check` may take at least: starting the process of wandb can take that long
+MIN_START = 30.0  # minimum seconds allowed for `check`: starting wandb's process can take that long
 PAUSE = 2.0  # seconds between two calls of `_write`, in which rows gather: MLflow takes 5 ms for a call with any rows
-ENTRY_BYTES = 200  # about what one entry of a dict or one cell of a table takes: the key, the value and their slots
+ENTRY_BYTES = 200  # approximate bytes of one dict entry or table cell: the key, the value and their slots
 FIELDS = ("step", "epoch", "time")  # Every row of metrics has these.
 
 
@@ -167,7 +167,8 @@ class Tracker(NamedHook):
         if not self._can_start(trainer, run):
             return
         self._histograms, self._sent, self._withheld = HistogramReader(), {}, {}
-        # With the first step: a resume that fails before must not touch what the tracker has of the earlier attempts.
+        # At the first step, because a resume that fails before it must not touch what the tracker has of earlier
+        # attempts.
         trainer.record.defer(partial(self._start, trainer, run))
 
     def _start(self, trainer: RunControl, run: TrackedRun) -> None:
@@ -318,7 +319,7 @@ def describe_run(trainer: RunControl) -> TrackedRun:
 
 
 def size_of(row: Any) -> int:
-    """Return about how many bytes a row of layers, events or media takes."""
+    """Estimate how many bytes a row of layers, events or media takes."""
     if isinstance(row, dict):
         return _size_of_values(row.values())
     if (values := getattr(row, "values", None)) is not None:
@@ -330,7 +331,7 @@ def size_of(row: Any) -> int:
 
 
 def _size_of_values(values: Collection[Any]) -> int:
-    """Return about how many bytes values and their slots take: numbers are alike, texts and lists are not."""
+    """Estimate how many bytes values and their slots take: numbers have one size, strings and lists vary."""
     size = len(values) * ENTRY_BYTES
     for value in values:
         if isinstance(value, str):
@@ -379,7 +380,7 @@ def histograms(row: HistogramRow) -> Iterator[Histogram]:
         if row.tops is not None:
             low, high = bin_edges(len(counts), float(row.tops[index]))
             edges, counts = np.append(low[1:-2], high[-3]), counts[1:-2]  # infinities and NaN have no edges
-            # Trackers need edges that rise, so the bin of zeros ends with the smallest number above 0.
+            # Trackers need increasing edges, so the bin of zeros ends with the smallest number above 0.
             edges[len(counts) // 2 + 1] = np.nextafter(0.0, 1.0)
         filled = np.flatnonzero(counts > 0)
         if filled.size:

@@ -43,8 +43,8 @@ class MLflowTracker(Tracker):
     The run has the tag ``hookline.run_id``, which a resumed run uses to find it again. MLflow has no histograms.
 
     Args:
-        tracking_uri: A local store, such as ``sqlite:///mlflow.db``; that of a config file must be in the working
-            directory or beside its runs. Or a server: like a webhook's, its host must be public and use https, unless
+        tracking_uri: A local store, such as ``sqlite:///mlflow.db``; in a config file, it must be in the working
+            directory or next to the runs. Or a server: like a webhook's, its host must be public and use https, unless
             it was allowed by `allow_host`, and redirects are not followed. By default, the value of
             MLFLOW_TRACKING_URI.
         experiment: The name of the experiment, which is created if there is none.
@@ -67,7 +67,7 @@ class MLflowTracker(Tracker):
     ) -> None:
         super().__init__(layers, **settings)
         self.tracking_uri, self.experiment = tracking_uri, experiment
-        self._server: tuple[str, int, bool] | None = None  # what is checked again when its address is known
+        self._server: tuple[str, int, bool] | None = None  # checked again once its address is known
         scheme = str(tracking_uri).partition(":")[0]
         if scheme in PORTS:
             parts, host, is_allowed = check_url(str(tracking_uri), "tracking_uri")
@@ -199,7 +199,7 @@ def path_of(uri: str) -> Path | None:
     else:
         text = url2pathname(urlsplit(uri).path if uri.startswith("file:") else uri)
     path = Path(text)
-    # MLflow makes every directory of a path, also those from which ".." leads back.
+    # MLflow creates every directory of a path, even those that ".." leaves again.
     return path if path == Path(os.path.normpath(path)) else None
 
 

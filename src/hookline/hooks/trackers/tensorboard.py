@@ -20,7 +20,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # By the color type of a PNG.
 
 
 class TensorBoardTracker(Tracker):
-    """Writes TensorBoard event files: scalars, histograms, texts, images and hyperparameters.
+    """Writes TensorBoard event files: scalars, histograms, text, images and hyperparameters.
 
     A resumed run continues in the same directory, and TensorBoard hides what earlier attempts wrote about later steps.
 
@@ -97,7 +97,7 @@ class TensorBoardTracker(Tracker):
         self._writer.flush()
 
     def write_media(self, rows: Sequence[Any]) -> None:
-        """Write images as they are, and tables as texts."""
+        """Write images as they are, and tables as text."""
         for row in rows:
             if (png := getattr(row.content, "png", None)) is not None:
                 channels = _CHANNELS.get(png[25], 3)

@@ -31,10 +31,10 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
-    The run's id is the record's id, so a resumed run continues; a tracker with another name than ``wandb``,
-    such as the second of two, adds its name. The API key is never a parameter: log in with ``wandb login`` or set
-    WANDB_API_KEY. Neither the code nor the command line is sent, and from git only the commit. Other settings, such as
-    the server, are environment variables of wandb: a config must not be able to send the key to another host.
+    The run's id is the record's id, so a resumed run continues; a tracker with a name other than ``wandb``, such as the
+    second of two, adds its name. The API key is never a parameter: log in with ``wandb login`` or set WANDB_API_KEY.
+    Neither the code nor the command line is sent, and from git only the commit. Other settings, such as the server, are
+    environment variables of wandb: a config must not be able to send the key to another host.
 
     Args:
         project: The project.
@@ -76,7 +76,7 @@ class WandbTracker(Tracker):
     def check(self, run: TrackedRun) -> None:
         """Require a login unless offline: wandb would ask for a key on the terminal during the run."""
         if run.directory is not None and self.directory is None:
-            refuse_link(run.directory / "wandb")  # a run from elsewhere must not lead to any directory
+            refuse_link(run.directory / "wandb")  # a run from elsewhere must not point to arbitrary directories
         wandb = import_module(self.package)
         settings = wandb.setup().settings
         path, ignored = ignore_settings_here(settings)
@@ -112,11 +112,11 @@ class WandbTracker(Tracker):
             "disable_git": True,
             "disable_code": True,
             "save_code": False,
-            "x_disable_meta": True,  # it has the command line, in which there may be secrets
+            "x_disable_meta": True,  # it has the command line, which may contain secrets
             "x_save_requirements": False,
             "silent": True,
             "symlink": False,  # a run's directory has no links to elsewhere
-            "finish_timeout": self.timeout,  # at the exit of the interpreter, too
+            "finish_timeout": self.timeout,  # also when the interpreter exits
             "x_disable_stats": not self.system_metrics,
         }
         directory = self.directory or (None if run.directory is None else str(run.directory))
@@ -126,7 +126,7 @@ class WandbTracker(Tracker):
             name=run.name or run.run_id, notes=run.notes, tags=list(run.tags) or None, config=config_of(run),
             settings=self._package.Settings(**settings),
         )  # fmt: skip
-        # wandb drops values of a step that is not the newest, as late statistics and resumed runs have them. So its own
+        # wandb drops values of a step that is not the newest, which late statistics and resumed runs have. So its own
         # step counts rows, and the trainer's step is the axis of every metric.
         tracked.define_metric(STEP)
         tracked.define_metric("*", step_metric=STEP)
@@ -237,7 +237,7 @@ def ignore_settings_here(settings: Any) -> tuple[str, list[str]]:
     keys = set(file["default"]) if "default" in file else set()
     ignored = sorted(keys & set(type(settings).model_fields) - HONORED)
     if ignored:
-        clean = type(settings)(root_dir=os.devnull)  # where no such file can be
+        clean = type(settings)(root_dir=os.devnull)  # a path at which no such file can exist
         clean.settings_system = settings.settings_system
         clean.update_from_system_settings()
         clean.update_from_env_vars(dict(os.environ))
