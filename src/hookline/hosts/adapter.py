@@ -21,7 +21,7 @@ from hookline.run.manager import HookManager
 from hookline.run.outputs import single_numbers
 from hookline.run.step_log import GRAD_NORM, LOSS, LR
 
-_AXES = {"step", "epoch", "time"}  # The fields of a row of metrics beside its numbers.
+_AXES = {"step", "epoch", "time"}  # The fields of a row of metrics besides its numbers.
 _OF_STEPS = {LOSS, LR, GRAD_NORM}  # Hosts log these at their own intervals, and some print each row they log.
 _OF_VALIDATION = re.compile("^(val|valid|eval|test)[/_]")
 
@@ -39,7 +39,7 @@ class HostedHooks:
 
     host: Host
     run: ForeignRun
-    """The run that hooks get as `trainer`; of the last training, once it has ended."""
+    """The run that hooks get as `trainer`; after training, the last run."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class HostedHooks:
         validation, self._validation = self._validation, None
         if attached is None:
             return
-        if validation is not None and error is not None:  # It has no results: its end is not fired.
+        if validation is not None and error is not None:  # It has no results, so its end event is not fired.
             with suppress(BaseException):
                 validation.__exit__(type(error), error, error.__traceback__)
         elif validation is not None:

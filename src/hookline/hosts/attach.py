@@ -184,7 +184,7 @@ class Attached:
             return
         self._torch_hooks.close()
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = None  # A script may end so inside the block.
+            error = None  # A script may end this way inside the block.
         if error is None and signal is None:
             try:
                 self.end_epoch()
@@ -194,7 +194,7 @@ class Attached:
                 raise
         else:
             try:
-                run.settle_step()  # The last step was made, and what ends the run came after it.
+                run.settle_step()  # The last step is complete; whatever ends the run came after it.
             except Exception as failure:  # It does not replace what ends the run.
                 logger.warning("while the run was ending: %s", error_text(failure))
         run.end(error, signal)
@@ -359,7 +359,7 @@ class Attached:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Begin the step, or let its closure do so: only then there are gradients."""
+        """Begin the step, or let its closure do so: only then are there gradients."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self.run.before_step(optimizer)
@@ -444,7 +444,7 @@ def check_options(config: Any, hooks: Any, scaler: Any, accelerator: Any, step_f
 
 
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside a wrapper, such as Accelerate's: its step is the one that is made."""
+    """Return the optimizer inside a wrapper, such as Accelerate's: its step is the one that counts."""
     while not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__module__.startswith("accelerate."):
         # A learning-rate scheduler has an optimizer, too, and no parameters.
         inner = getattr(optimizer, "optimizer", None) if hasattr(optimizer, "param_groups") else None

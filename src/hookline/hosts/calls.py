@@ -1,4 +1,4 @@
-"""See the calls of two functions without changing what they do: `torch.autograd.backward` and `sys.exit`."""
+"""Observe the calls of two functions without changing what they do: `torch.autograd.backward` and `sys.exit`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
             return None
         dtype = torch.promote_types(tensors.dtype, torch.float32)
         return (tensors.detach().to(dtype) * grad_tensors.detach().to(dtype)).sum()
-    except Exception:  # Tensors of some kinds have no shape or no such product; the script's backward pass may do well.
+    except Exception:  # Tensors of some kinds have no shape or no such product; the backward pass may still work.
         return None
 
 
@@ -49,7 +49,7 @@ def sole(given: Any) -> Any:
 class BackwardWatch(threading.local):
     """Reports the losses of backward passes. From Python 3.12 on nothing is replaced; in 3.11, one function is.
 
-    Which pass is in progress is another matter in each thread.
+    Each thread has its own pass in progress.
 
     Args:
         begins: Called with the loss before a backward pass.
@@ -58,10 +58,10 @@ class BackwardWatch(threading.local):
 
     def __init__(self, begins: Callable[[torch.Tensor], None], ends: Callable[[], None]) -> None:
         self._begins, self._ends = begins, ends
-        self._loss = self._frame = 0  # the ids of those in progress: the graph must not live longer than it would
+        self._loss = self._frame = 0  # the ids of those in progress: the graph must not live longer than without them
 
     def start(self) -> Callable[[], None]:
-        """Begin to watch; return what ends it."""
+        """Begin to watch; return the function that stops it."""
         monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
         if monitoring is not None and monitoring.get_tool(TOOL) is None:
             return self._monitor(monitoring, torch.autograd.backward.__code__)

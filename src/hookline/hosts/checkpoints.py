@@ -33,7 +33,7 @@ class ForeignCheckpoints(Run):
         self.request_boundary()
 
     def save_requested(self) -> None:
-        """Write the checkpoints that were requested; a failure is recorded, and the loop trains on."""
+        """Write the checkpoints that were requested; a failure is recorded, and the loop continues to train."""
         step = self.progress.steps_done
         for name in self.requested_names(self.take_requests()):
             with self.report_failed_save(step):
@@ -62,7 +62,7 @@ class ForeignCheckpoints(Run):
         return write_checkpoint(directory, name, sections, {**meta, "lineage": self.record.run.get("lineage")})
 
     def state_sections(self) -> dict[str, Any]:
-        """Return what is Hookline's own in a checkpoint: counters and the state of hooks."""
+        """Return Hookline's own part of a checkpoint: counters and the state of hooks."""
         return {"progress": self.progress.state_dict(), "counts": self.run_status.state_dict(), **hooks_state(self)}
 
     def load_sections(self, sections: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ from hookline.trainer.counting import count_tokens
 
 StepFn = Callable[[torch.nn.Module, Any], Tensor]
 OF_GRADIENTS = {"grads", "grad_norm", "ctx"}
-"""Arguments that are made of the gradients."""
+"""Arguments that are computed from the gradients."""
 OVERFLOW = "the GradScaler skipped the step: non-finite gradients"
 LOST = "the loop cleared the gradients without a step"
 
@@ -128,7 +128,7 @@ class ForeignRun(ForeignCheckpoints):
         prints: bool = True,
     ) -> None:
         self.host, self._may_change, self._prints = host, may_change, prints
-        self._is_sharded = any(map(is_sharded, model.parameters()))  # this process has a part of the weights
+        self._is_sharded = any(map(is_sharded, model.parameters()))  # this process has only a part of the weights
         self.can_save, self.can_rerun = not self._is_sharded and output_dir is not None, not self._is_sharded
         self._step_fn, self._has_peers = step_fn, ranks is not None and ranks.world_size > 1
         self.calls: list[tuple[ModelCall, dict[str, Any]]] = []
@@ -167,7 +167,7 @@ class ForeignRun(ForeignCheckpoints):
         self.hooks.dispatcher.begin_batch = self.forward_begins
 
     def check_needs(self, entry: Entry) -> None:
-        """Refuse a hook that needs more than this loop can do, is never due, or would be shown scaled gradients."""
+        """Refuse a hook that needs more than this loop can do, is never due, or would see scaled gradients."""
         super().check_needs(entry)
         if entry.intervenes and not self._may_change:
             problem = f"hook {entry.name!r} changes training, which is not allowed here"
@@ -196,7 +196,7 @@ class ForeignRun(ForeignCheckpoints):
         self._prepare_for_hooks()
 
     def _prepare_for_hooks(self) -> None:
-        """Find out what the hooks want to have recorded."""
+        """Find out which values the hooks want recorded."""
         entries = self.hooks.entries()
         self._savers = [entry for entry in entries if "can_save" in entry.needs and "on_step_end" in entry.listeners]
         self._record_calls(any("can_rerun" in entry.needs for entry in entries))
@@ -273,9 +273,9 @@ class ForeignRun(ForeignCheckpoints):
             self.record.event("step_skipped", self.progress.step, reason=LOST, optimizer_idx=0)
 
     def forget_losses(self) -> bool:
-        """Forget the losses since the last step if no gradient is left of them; return whether there were any.
+        """Forget the losses since the last step if they left no gradient; return whether there were any.
 
-        Those of another model leave none.
+        Losses of another model leave none.
         """
         if not self.event_args.micro_batches or any(param.grad is not None for param in self.params.values()):
             return False
@@ -304,7 +304,7 @@ class ForeignRun(ForeignCheckpoints):
         If the step is skipped, the optimizer finds no gradients, which leaves weights and state as they are.
         """
         if self.has_unscaled_gradients and getattr(optimizer, "grad_scale", None) is not None:
-            self.has_unscaled_gradients = False  # A GradScaler that the loop has not passed leaves the scale to it.
+            self.has_unscaled_gradients = False  # A GradScaler that was not passed leaves unscaling to the optimizer.
             for entry in self.hooks.entries():
                 self.check_needs(entry)
         if not self._batch_is_open or (self._stepping and (optimizer in self._made or not self._steps_together)):
@@ -415,7 +415,7 @@ class ForeignRun(ForeignCheckpoints):
         return True
 
     def settle_step(self) -> bool:
-        """End what the last optimizer step belongs to, if it is made; return whether the loop is between two steps."""
+        """End the step if all of its optimizers have stepped; return whether the loop is between two steps."""
         if self._stepping and len(self._made) == len(self._stepping):
             self.settle()
         return not (self._batch_is_open or self.in_window)
@@ -441,14 +441,14 @@ class ForeignRun(ForeignCheckpoints):
         self.after_step_state = None
 
     def take_loss(self, loss: Tensor) -> None:
-        """Take the loss of the micro-batch from a host that tells only the value: no events of a backward pass."""
+        """Take the loss of the micro-batch from a host that reports only its value, not a backward pass."""
         self.event_args.set_loss(loss)
         self._count_loss()
 
     # ---- micro-batches and steps -------------------------------------------------------------------------------------
 
     def _enter(self) -> bool:
-        """Begin the micro-batch, or the further step of a batch, that what happens now belongs to, if it is another."""
+        """Begin the micro-batch, or the further step of a batch, that this call belongs to, unless it has begun."""
         if self._batch_is_open and not self._is_over:
             return False
         if self._batch_is_open and self._reads_batches:
@@ -465,7 +465,7 @@ class ForeignRun(ForeignCheckpoints):
         self.begin_batch(batch)
 
     def _begin_further_step(self) -> None:
-        """End a step, and begin another one in the same batch, as two optimizers make them that step separately."""
+        """End a step and begin another one in the same batch, as two optimizers that step separately do."""
         self._end_optimizers()
         self.end_step()
         self.at_boundary()
@@ -488,7 +488,7 @@ class ForeignRun(ForeignCheckpoints):
             self.stats.add(LOSS, loss)
 
     def _check_first_step(self) -> None:
-        """Refuse hooks that would stay blind, once the first step has shown what the loop reports.
+        """Refuse hooks that would never see anything, once the first step has shown what the loop reports.
 
         Raises:
             RegistrationError: It names the hook, and what to change in the loop.
@@ -517,7 +517,7 @@ class ForeignRun(ForeignCheckpoints):
 
     @contextmanager
     def _only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-        """Hide the gradients of other optimizers in the block: they are of other losses, or stale."""
+        """Hide the gradients of other optimizers in the block: they belong to other losses, or are stale."""
         if len(optimizers) == len(self.optimizers):
             yield
             return
@@ -540,7 +540,7 @@ class ForeignRun(ForeignCheckpoints):
         self._hidden.clear()
 
     def epoch_metrics(self) -> dict[str, float]:
-        """Return the means of the current epoch so far; there is no loss if the loop has reported none."""
+        """Return the means of the current epoch so far, without a loss if the loop has reported none."""
         means = super().epoch_metrics()
         if not self.stats.has_losses:
             del means["train/epoch_loss"]
@@ -581,7 +581,7 @@ class ForeignRun(ForeignCheckpoints):
         super().begin_epoch()
 
     def compute_again(self, model: torch.nn.Module) -> Callable[[Any], Tensor]:
-        """Return what computes the loss of a batch."""
+        """Return the function that computes the loss of a batch."""
         return super().compute_again(model) if self._step_fn is None else partial(self._step_fn, model)
 
     @property

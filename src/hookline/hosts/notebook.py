@@ -25,7 +25,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Watch the cells no more."""
+    """Stop watching the cells."""
     watch, end_cell = _watches.pop(id(shell))
     watch.end()
     watch.stop()

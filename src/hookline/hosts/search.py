@@ -22,7 +22,7 @@ class Models(nn.ModuleDict):
 
     @training.setter
     def training(self, value: bool) -> None:
-        """Do nothing: the models know."""
+        """Do nothing: each model knows its own mode."""
 
 
 class Training(NamedTuple):
@@ -37,7 +37,7 @@ class Training(NamedTuple):
 def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.optim.Optimizer] = ()) -> Training | None:
     """Return what an optimizer trains; None if no module has parameters of it.
 
-    Every object is looked at once, by its `type`: `isinstance` asks proxies for what they stand for, which loads it.
+    Every object is looked at once, by its `type`: `isinstance` would make proxies load what they stand for.
 
     Args:
         optimizer: The optimizer.
@@ -62,7 +62,7 @@ def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.opti
 
 
 def outermost_models(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Module]:
-    """Return the modules, inside of no other one, that have the parameters of optimizers; none if the first has none.
+    """Return the outermost modules that have parameters of the optimizers; none if no module has the first one's.
 
     Args:
         modules: All modules.
@@ -88,7 +88,7 @@ def outermost_models(modules: Sequence[nn.Module], optimizers: Sequence[torch.op
 
 
 def owned_by(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of an optimizer's parameters; none if it is being made."""
+    """Return the ids of an optimizer's parameters; none if it is still being created."""
     return {id(param) for group in getattr(optimizer, "param_groups", ()) for param in group["params"]}
 
 

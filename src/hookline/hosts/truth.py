@@ -26,7 +26,7 @@ class Host:
     events: dict[str, str] = field(default_factory=dict)
     """How an event differs there."""
     stop: str = ""
-    """How the loop takes a request to stop."""
+    """How the loop handles a request to stop."""
     clipping: str = ""
     """The remedy if it clips gradients before hooks get them."""
     cannot: frozenset[str] = frozenset({"knows_validation_batches"})

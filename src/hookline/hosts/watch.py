@@ -1,4 +1,4 @@
-"""Watch a script that knows nothing of Hookline: its optimizers say when they step, its backward passes have the loss.
+"""Watch a script that knows nothing about Hookline: its optimizers report steps, its backward passes show the loss.
 
 `hookline run` starts the script's own Python with `site/sitecustomize.py` on its path, which calls `begin` here once
 torch is imported. A run begins with the first optimizer step, and ends with the process.
@@ -52,7 +52,7 @@ class Watch:
     Args:
         options: Which hooks, and what they may do.
         prints: Whether the closing line of a run is printed.
-        owns_process: Whether the run ends with the process, which tells how.
+        owns_process: Whether the run ends with the process, whose end decides the outcome.
     """
 
     def __init__(self, options: Options, prints: bool, owns_process: bool = True) -> None:
@@ -63,14 +63,14 @@ class Watch:
         self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
         self._long_trainings = 0
         self._thread: threading.Thread | None = None  # the one that steps: of several at once, the first with a loss
-        self._computes = False  # whether it computes its losses itself; else other threads do
+        self._computes = False  # whether it computes its losses itself; otherwise other threads do
         self._others: WeakSet[threading.Thread] = WeakSet()  # Threads that step optimizers that are in no run.
-        self._in_backward: WeakSet[threading.Thread] = WeakSet()  # Threads in a backward pass that the run has.
+        self._in_backward: WeakSet[threading.Thread] = WeakSet()  # Threads in a backward pass that the run has seen.
         self._thread_lock = threading.Lock()
-        # Of the backward passes since the last step, with their threads, and whether the run has them.
+        # Losses of the backward passes since the last step, with their threads and whether the run has seen them.
         self._losses: deque[tuple[torch.Tensor, threading.Thread, bool]] = deque(maxlen=MOST_LOSSES)
         self._has_loss = self._had_loss = False  # whether a backward pass was made since the last step, or ever
-        self._has_closure = False  # whether the last step had one: its backward passes are not of the next step
+        self._has_closure = False  # whether the last step had one: its backward passes do not belong to the next step
         self._exit_code: Any = None  # what `sys.exit` was called with
         self._torch_hooks = ExitStack()
         self._kept_hooks = ExitStack()  # on optimizers of a run that has failed
@@ -88,7 +88,7 @@ class Watch:
         self._torch_hooks.close()
 
     def ignore(self) -> None:
-        """Watch no more, from inside of a hook: torch may be going through its hooks, and none may leave now."""
+        """Stop watching, from inside a hook: torch may be iterating over its hooks, so none may be removed now."""
         self._has_stopped = True
 
     # ---- what the script does ----------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Watch:
         self._has_closure = len(args) > 1 or bool(kwargs)
 
     def _take_thread(self, is_known: bool, computing: set[threading.Thread]) -> bool:
-        """Return whether the step that this thread makes is of the run.
+        """Return whether the step that this thread makes belongs to the run.
 
         Args:
             is_known: Whether the run has the optimizer. The thread that steps it is the one that trains, from now on.
@@ -140,7 +140,7 @@ class Watch:
         self._in_backward.discard(thread)  # An exception may have ended its last one.
         if not self._has_closure and not (is_elsewhere and thread in self._others):
             self._losses.append((loss, thread, not is_elsewhere and self.attached is not None))
-        if is_elsewhere:  # If this thread steps an optimizer of the run, the loss is of that step.
+        if is_elsewhere:  # If this thread steps an optimizer of the run, the loss belongs to that step.
             return
         self._has_loss = self._had_loss = True
         self._computes = self._computes or thread is self._thread
@@ -153,7 +153,7 @@ class Watch:
 
     def _backward_ends(self) -> None:
         thread = threading.current_thread()
-        if self.attached is not None and thread in self._in_backward:  # else it began before the run, or elsewhere
+        if self.attached is not None and thread in self._in_backward:  # otherwise it began before the run, or elsewhere
             self._in_backward.discard(thread)
             try:
                 self.attached.backward_ends()
@@ -161,16 +161,17 @@ class Watch:
                 self.fail(error)
 
     def _report(self, losses: Iterable[tuple[torch.Tensor, threading.Thread, bool]], is_new_run: bool) -> None:
-        """Report the backward passes that the run does not have."""
+        """Report the backward passes that the run has not seen."""
         for loss, thread, has_run in losses:
             if self.attached is not None and (is_new_run or not has_run) and not self._is_elsewhere(thread):
                 self.attached.backward_begins(loss)
                 self.attached.backward_ends()
 
     def _is_elsewhere(self, thread: threading.Thread | None = None) -> bool:
-        """Return whether what a thread computes, by default this one, is not of the run.
+        """Return whether the work of a thread, by default this one, does not belong to the run.
 
-        So it is while another thread trains that computes its losses itself, or once the thread has trained otherwise.
+        This is true while another thread trains and computes its own losses, or once the thread has trained something
+        else.
         """
         stepping, thread = self._thread, thread or threading.current_thread()
         if stepping is None or stepping is thread or not stepping.is_alive():
@@ -257,7 +258,7 @@ class Watch:
         """Learn how the process ends: only `sys.exit` knows its code, and nothing runs after SIGTERM."""
         sys.exit = wrapped(sys.exit, self._note_exit)
         alone = world_size == 1 and threading.current_thread() is threading.main_thread()
-        # With other ranks the signal must end a process also while it waits for them in a collective.
+        # With other ranks, the signal must end a process even while it waits for them in a collective.
         if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._end_on_signal)
 
@@ -283,8 +284,8 @@ class Watch:
             hidden = " outside of compiled code" if self._problem == NO_STEP and has_compiled() else ""
             tell(f"nothing was recorded: {self._problem}{hidden}")
         if isinstance(error, KeyboardInterrupt):
-            # Python ends by SIGINT if the last string or script that it has run ended with Ctrl-C. The record's end may
-            # have run another string, as the definition of a named tuple is.
+            # Python ends with SIGINT if the last string or script that it has run ended with Ctrl-C. Closing the record
+            # may have run another string, for example to define a named tuple.
             with suppress(KeyboardInterrupt):
                 exec("raise KeyboardInterrupt")
 
@@ -301,9 +302,10 @@ class Watch:
 
 @contextmanager
 def keep_shown_warnings() -> Iterator[None]:
-    """Let Python remember which warnings it has shown, although the block changes filters of warnings.
+    """Let Python remember which warnings it has shown, even though the block changes warning filters.
 
-    It shows a warning once for each place, and forgets that whenever a filter changes: `subprocess` and pydantic do it.
+    Python shows a warning once per place, but forgets this whenever a filter changes, which `subprocess` and pydantic
+    do.
     """
     forget = getattr(warnings, "_filters_mutated", None)
     if forget is None:  # another Python

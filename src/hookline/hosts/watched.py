@@ -1,4 +1,4 @@
-"""`Watched`: hooks in the training of a script that knows nothing of them."""
+"""`Watched`: hooks in the training of a script that knows nothing about them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def default_hooks() -> dict[str, Any]:
 class ModuleCalls:
     """Has torch call the forward hooks of modules from one hook on all modules: none is on the modules themselves.
 
-    So a script saves, copies, scripts and runs a model as it is without hooks; torch computes some modules in eval mode
-    another way if they have any. The hook is there only while a forward hook may be due.
+    So a script saves, copies, scripts and runs a model as it would without hooks; torch computes some modules
+    differently in eval mode if they have any. The hook is attached only while a forward hook may be due.
 
     Args:
-        with_kwargs: Whether hooks get keyword arguments. Torch remembers that it had such a hook, and warns of it when
-            a module is compiled later.
+        with_kwargs: Whether hooks get keyword arguments. Torch remembers that it had such a hook, and warns about it
+            when a module is compiled later.
     """
 
     def __init__(self, with_kwargs: bool) -> None:
@@ -57,11 +57,11 @@ class ModuleCalls:
 
     @property
     def has_ended(self) -> bool:
-        """Whether hooks are called no more: not once the script has compiled anything."""
+        """Whether hooks are no longer called, because the script has compiled something."""
         return bool(self._hooked) and has_compiled()
 
     def listen(self, wanted: bool) -> None:
-        """Listen to the calls of all modules, or do so no more: not if none has a hook, and not to compiled code."""
+        """Start or stop listening to the calls of all modules: not if none has a hook, and not to compiled code."""
         wanted = wanted and bool(self._hooked) and not self.has_ended
         if wanted and self._handle is None:
             self._handle = register_module_forward_hook(self._call, with_kwargs=self._with_kwargs)
@@ -70,11 +70,11 @@ class ModuleCalls:
             self._handle = None
 
     def _call(self, module: torch.nn.Module, args: Any, *given: Any) -> Any:
-        """Call the hook of a module that has one. What is compiled, exported or traced stays as it is without."""
+        """Call the hook of a module that has one. Compiled, exported or traced code stays as it would be without."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return None
         hook = self._hooked.get(id(module))
-        if hook is None or hook.module_ref() is not module:  # A module that is gone had the same id.
+        if hook is None or hook.module_ref() is not module:  # A module that no longer exists had the same id.
             return None
         return hook(module, args, given[0] if self._with_kwargs else {}, given[-1])
 
@@ -88,7 +88,7 @@ class Watched(Attached):
         options: Which hooks, and what they may do.
         prints: Whether the closing line is printed.
         fail: Called with what goes wrong in a step or a forward pass; it may raise it.
-        is_elsewhere: Tells whether what this thread does is not of the run.
+        is_elsewhere: Returns whether the work of this thread does not belong to the run.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Watched(Attached):
             prints=prints,
         )  # fmt: skip
         self._fail = fail
-        self._has_told = False  # of the forward hooks that see no modules any more
+        self._has_told = False  # whether it has named the forward hooks that no longer see modules
         self._module_calls = ModuleCalls(options.hooks is not None)
         dispatcher = self.run.hooks.dispatcher
         dispatcher.fail, dispatcher.is_elsewhere = fail, is_elsewhere  # Other threads may train models of the run, too.
@@ -161,14 +161,14 @@ class Watched(Attached):
         """Do nothing: the watch has such a hook, and torch does not let a hook add or remove others of its kind."""
 
     def keep_torch_hooks(self) -> Callable[[], None]:
-        """Let the hooks on optimizers stay when the run ends, where they do nothing; return what takes them off.
+        """Keep the hooks on optimizers when the run ends, where they do nothing; return the function that removes them.
 
         Torch may be iterating over them, and raises if one is removed.
         """
         return self._torch_hooks.pop_all().close
 
     def leave(self) -> None:
-        """Take every hook off, in a process that was forked from the run's process, where the run continues."""
+        """Remove every hook in a process that was forked from the run's process, where the run continues."""
         self._torch_hooks.close()
         self._module_calls.listen(False)
         for hooked in self.run.hooks.dispatcher.modules:

@@ -1,6 +1,6 @@
 """The record of a run on several ranks: numbers are exchanged between the ranks before rank 0 writes them.
 
-Until an exchange they stay with the rank that logged them, which may look at them. An exchange takes one maximum and
+Until an exchange they stay with the rank that logged them, which may read them. An exchange takes one maximum and
 one sum over the ranks for everything that was logged since the last one.
 """
 
@@ -27,7 +27,7 @@ _Key = tuple[int, str, int]  # step, name, and the place among the metrics with 
 
 
 class _Metric(NamedTuple):
-    """One logged number, as ranks tell each other of it: everything but its value."""
+    """What ranks tell each other about one logged number: everything but its value."""
 
     key: _Key
     epoch: int
@@ -38,12 +38,12 @@ class _Metric(NamedTuple):
 class _Prepared(NamedTuple):
     """What is to be exchanged next."""
 
-    logged: list[_Metric]  # what the first of this rank's metrics are
+    logged: list[_Metric]  # describes the first of this rank's metrics
     parts: list[SharedPart]
 
     @property
     def metrics(self) -> list[_Metric]:
-        """Those of which the ranks' numbers become one."""
+        """The metrics whose numbers are combined over the ranks."""
         return [metric for metric in self.logged if metric.reduce in REDUCTIONS]
 
     def fingerprint(self) -> int:
@@ -61,7 +61,7 @@ class SharedRecord(Record):
 
     def __init__(self, record: Record, ranks: Ranks) -> None:
         super().__init__(record._storage, record._config, record._seed, record.run_id)
-        self._secrets = record._secrets  # Its config no longer has the secrets that must be removed from texts.
+        self._secrets = record._secrets  # Its config no longer has the secrets that must be removed from strings.
         self._ranks = ranks
         self._is_first = ranks.rank == 0
         # By the name of a metric; "mean" if it is not among them.
@@ -74,7 +74,7 @@ class SharedRecord(Record):
         self._prepared: _Prepared | None = None
 
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
-        """Say how the ranks' numbers of some metrics become one."""
+        """Say how the ranks' numbers of some metrics are combined."""
         self._reductions.update(reductions)
 
     def log(self, step: int, epoch: int, name: str, value: Any, reduce: str | None = "mean") -> None:
@@ -85,7 +85,7 @@ class SharedRecord(Record):
             super().log(step, epoch, name, value)
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Record many values; of those that are rank 0's, nothing is kept on other ranks."""
+        """Record many values; other ranks keep none of those that are rank 0's alone."""
         of_all = (entry for entry in entries if self._reductions.get(entry[2], "mean") is not None)
         super().extend(entries if self._is_first else of_all)
 
@@ -124,7 +124,7 @@ class SharedRecord(Record):
         return self._prepared.fingerprint()
 
     def exchange(self, names_agree: bool) -> None:
-        """Bring what was prepared together; rank 0 writes it.
+        """Combine what all ranks have prepared; rank 0 writes it.
 
         Args:
             names_agree: Whether all ranks have prepared numbers with the same names.
@@ -144,7 +144,7 @@ class SharedRecord(Record):
         by_key = {part.key: part for part in prepared.parts}
         of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
         merged = self._merge([_MetricsOfAll(prepared.logged, metrics, values), *of_parts])
-        del self._arrived[:count]  # not before: if another rank fails meanwhile, closing the record writes them
+        del self._arrived[:count]  # not earlier: if another rank fails meanwhile, closing the record writes them
         if self._is_first:
             self._write("metrics", metric_rows(merged))
             self._read(self._pending, wait=False)
@@ -170,7 +170,7 @@ class SharedRecord(Record):
             self._write("metrics", metric_rows(entry for entry in entries if not isinstance(entry[3], Tensor)))
 
     def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:
-        """Take one maximum and one sum over the ranks for everything, and return what becomes of it."""
+        """Take one maximum and one sum over the ranks for everything, and return the result."""
         own_maxima = [part.maxima() for part in shared]
         lengths = [*map(len, own_maxima)]
 
@@ -219,7 +219,7 @@ class _MetricsOfAll:
 
     Args:
         logged: The entries that this rank has logged.
-        metrics: The metrics of any rank, which become one.
+        metrics: The metrics that any rank has, which are combined.
         values: The values of this rank.
     """
 
@@ -256,7 +256,7 @@ class _MetricsOfAll:
 
 
 def _as_float(value: Any) -> float:
-    """Return a number as a float; an integer that none can hold is infinite."""
+    """Return a number as a float; an integer that is too large for one becomes infinite."""
     try:
         return float(value)
     except OverflowError:
@@ -264,7 +264,7 @@ def _as_float(value: Any) -> float:
 
 
 def _sign(metric: _Metric) -> int:
-    """Return what a metric is multiplied by where maxima are taken: the lowest value is the highest negative."""
+    """Return the factor of a metric where maxima are taken: a minimum is the maximum of the negated values."""
     return -1 if metric.reduce == "min" else 1
 
 

@@ -1,6 +1,6 @@
 """`EVENTS`: every kind of event that Hookline writes to events.jsonl, with its sentence, severity and readers.
 
-Your hooks may write their own kinds. These are not trouble, and their fields are shown unchanged.
+Your hooks may write their own kinds. These never count as trouble, and their fields are shown unchanged.
 """
 
 from __future__ import annotations

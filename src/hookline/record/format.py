@@ -31,7 +31,7 @@ NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float(
 TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
-MAX_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
+MAX_STEP = 1 << 53  # larger numbers are not exact in every reader of JSON
 _TEXT_OR_NONE = (str, type(None))
 # The fields of run.json: types, the fields of a mapping, or what each item of a list is; those with "?" may be missing.
 _RUN_FIELDS = {
@@ -149,13 +149,13 @@ def unpack(record: dict[str, Any], shape: tuple[int, ...]) -> Floats:
 def pack_counts(values: Floats) -> bytes | None:
     """Pack whole numbers from 0 to 2^31, most of them 0 or small; None for other values.
 
-    One bit per value tells whether it is above 0. For those that are, a byte has the lowest seven bits and whether
+    One bit per value says whether it is above 0. For those that are, a byte has the lowest seven bits and whether
     there are more; for those with more, another byte has the next seven, and so on. It takes a few operations on all
     values together: 0.2 ms for 148 histograms of 512 bins.
     """
     filled = values != 0
     counts = values[filled]
-    with np.errstate(invalid="ignore"):  # NaN becomes some integer, which the comparison below finds
+    with np.errstate(invalid="ignore"):  # NaN becomes some integer, which the comparison below detects
         rest = counts.astype(np.int32)
     if not np.array_equal(rest.astype(np.float32), counts) or (rest < 0).any():
         return None
@@ -194,12 +194,12 @@ PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
 
 @dataclass(frozen=True)
 class Table:
-    """A table of plain values: texts, numbers, booleans and None."""
+    """A table of plain values: strings, numbers, booleans and None."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     kind: str | None = None
-    """What it shows, for viewers that draw it in another way. A table of the kind "confusion_matrix" has a row per
+    """What it shows, for viewers that draw it differently. A table of the kind "confusion_matrix" has a row per
     target, named in its first column, and a column per prediction."""
 
 

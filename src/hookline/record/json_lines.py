@@ -79,7 +79,7 @@ class JsonLines:
                 written += os.write(self._fd, line[written:])
             self._torn = False
             is_deleted = os.fstat(self._fd).st_nlink == 0
-        if is_deleted:  # the system accepts the line, and nobody can read it
+        if is_deleted:  # the system accepts the line, but it cannot be read
             raise RecordError(f"{self.path} was deleted while the run was writing it; its lines are lost")
 
     def sync(self) -> None:
@@ -175,7 +175,7 @@ def read_blocks(file: BinaryIO, begin: int, end: int, longest: int) -> Iterator[
             rest += block
         if len(rest) > longest:
             rest, is_too_long = b"", True
-        file.seek(begin)  # what gets the block may have read elsewhere
+        file.seek(begin)  # the caller that got the block may have read elsewhere
     if rest or is_too_long:
         yield at, TOO_LONG if is_too_long else rest
 
@@ -211,11 +211,11 @@ def parse_lines(
 ) -> Iterator[tuple[Sequence[int], list[dict[str, Any]], Sequence[int]]]:
     """Yield the JSON objects of many lines in batches: the numbers of their lines, and they themselves.
 
-    The third part of a batch is the numbers of lines that are not whole; `first` is the number of the first line.
+    The third part of a batch has the numbers of incomplete lines; `first` is the number of the first line.
 
     A batch is parsed as one array by pydantic's parser, which is ten times as fast as line by line.
     """
-    from pydantic_core import from_json  # late: who only writes records does not need it
+    from pydantic_core import from_json  # imported late: a process that only writes records does not need it
 
     for begin in range(0, len(lines), _BATCH):
         batch = lines[begin : begin + _BATCH]
@@ -232,7 +232,7 @@ def parse_lines(
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number of a record; None for what is not one, which a damaged or foreign record may have instead.
+    """Return a number from a record; None for anything else, which a damaged or foreign record may contain.
 
     The strings that stand for non-finite numbers are numbers.
     """
@@ -245,7 +245,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping of a record; an empty one for what is not one."""
+    """Return a mapping from a record; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -84,7 +84,7 @@ os.register_at_fork(after_in_child=RunLock.close_in_child)
 
 
 def has_owner(directory: Path) -> bool:
-    """Return whether a process that is alive holds the lock of a run; never takes the lock, not for a moment.
+    """Return whether a living process holds the lock of a run; never takes the lock itself, even for a moment.
 
     A process of another machine counts as alive as long as its lock file exists.
     """

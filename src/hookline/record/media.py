@@ -29,7 +29,7 @@ MAX_CELLS = 10_000  # Limit of a table: people look at it, and it is copied whil
 MAX_CELL_LENGTH = 1000  # characters of a string in a table, for the same reason
 
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # Color types of PNG by the number of channels: gray, RGB, RGB with alpha.
-_SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a warning
+_SLACK = 1e-3  # interpolation overshoots 0..1 slightly, which is not worth a warning
 # A name that a file can have unchanged. Other names get a part of their hash, so no two names share a file. Upper case
 # gets one, too, because some file systems ignore case.
 _FILE_NAME = re.compile(r"(?!.*-[0-9a-f]{8}$)[a-z0-9](?:[a-z0-9_.-]{0,78}[a-z0-9])?")
@@ -62,7 +62,7 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
     Args:
         name: Its name, for messages.
         columns: The titles of its columns.
-        rows: As many cells per row as there are columns: texts, numbers, booleans, None, and tensors or NumPy arrays
+        rows: As many cells per row as there are columns: strings, numbers, booleans, None, and tensors or NumPy arrays
             with one element. A two-dimensional tensor or array is read with one wait for its device.
         kind: The kind of table, as in `Table.kind`.
 
@@ -103,7 +103,7 @@ def _plain_cell(value: Any) -> Any:
     """Return a cell as a plain value; a string longer than `MAX_CELL_LENGTH` characters is cut and ends with a note.
 
     Raises:
-        TypeError: If the value is not a cell's.
+        TypeError: If the value cannot be a cell.
     """
     if isinstance(value, Tensor) or type(value).__module__ == "numpy":
         if getattr(value, "is_meta", False) or (value.numel() if isinstance(value, Tensor) else value.size) != 1:
@@ -228,8 +228,8 @@ def _check_size(name: str, width: int, height: int) -> None:
 class MediaLines(JsonLines):
     """The file media.jsonl: a line per table and image, each of which has its file in media/.
 
-    A line is ``{"step", "epoch", "time", "name", "type", "file"}``, and comes after its file, so that it never names a
-    part of one. A line ``{"resumed"}`` discards later steps above it.
+    A line is ``{"step", "epoch", "time", "name", "type", "file"}``, and comes after its file, so that it never names an
+    incomplete one. A line ``{"resumed"}`` discards later steps above it.
     """
 
     def write_row(self, row: MediaRow) -> None:

@@ -14,7 +14,7 @@ from hookline.record.pending import Pending
 from hookline.record.redaction import redact_name
 
 REDUCTIONS = ("mean", "sum", "max", "min")
-"""How the numbers that the ranks log under one name become one."""
+"""How the numbers that the ranks log under one name are combined."""
 
 Entry = tuple[int, int, str, Any, float]  # step, epoch, name, value, time
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ class Pending:
     Args:
         kind: The kind of the rows.
         copies: The copies that they wait for.
-        read: Waits for the copies and returns the rows; raises what a device that failed raises.
+        read: Waits for the copies and returns the rows; raises the error of a device that failed.
     """
 
     def __init__(self, kind: str, copies: Sequence[HostCopy], read: Callable[[], list[Any]]) -> None:

@@ -1,6 +1,6 @@
 """Describe where a run came from, as run.json stores it: id, commit, config hash and machine.
 
-Nothing here raises if a piece of information cannot be found out.
+Nothing here raises if a piece of information is unavailable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_PROGRAMS = (
 _NO_PROGRAMS_ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
 }  # fmt: skip
-# Looking into a submodule would start a git there, with the submodule's own config. Of a binary file the full ids of
+# Looking into a submodule would start a git there, with the submodule's own config. For a binary file, the full ids of
 # both versions are enough.
 _DIFF = ("diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
 

@@ -120,7 +120,7 @@ class Record:
         Args:
             config: The run's resolved config.
             seed: The run's seed.
-            keep: How many rows each list keeps at least.
+            keep: The minimum number of rows that each list keeps.
         """
         return cls(MemoryStorage(keep), config, seed, new_run_id())
 
@@ -240,7 +240,7 @@ class Record:
 
     @property
     def had_ended(self) -> bool:
-        """Whether the attempt before this one came to an end without a failure, a signal or bad numbers."""
+        """Whether the previous attempt ended without a failure, a signal or bad numbers."""
         before = [attempt.get("outcome") for attempt in self.run["attempts"][:-1]][-1:]
         return before in ([Outcome.COMPLETED], [Outcome.STOPPED])
 
@@ -265,10 +265,10 @@ class Record:
                     self._storage.report_loss(error)
 
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
-        """Say how the numbers of several ranks become one, by metric; in one process there is nothing to do."""
+        """Say how the numbers of several ranks are combined, by metric; in one process there is nothing to do."""
 
     def share(self, part: SharedPart) -> None:
-        """Hand in numbers that the ranks have together; one process has them at once."""
+        """Hand in numbers that the ranks combine; in one process they are complete at once."""
         maxima = part.maxima()
         for name, value in part.finish(part.sizes, maxima, part.sums(maxima)).items():
             self.log(part.step, part.epoch, name, value)
@@ -286,7 +286,7 @@ class Record:
         self._entries.append((step, epoch, name, value, time.time()))
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Record many values; tensors must be 0-dim and are not copied, so they must not be written to any more."""
+        """Record many values; tensors must be 0-dim and are not copied, so they must not be written to afterwards."""
         self._entries.extend(entries)
 
     def log_layers(
@@ -405,7 +405,7 @@ class Record:
         self._sinks.deliver(self._report_sink)
 
     def _copy_entries(self) -> None:
-        """Begin to copy the metrics that were logged since the last call to the host."""
+        """Begin to copy to the host the metrics that were logged since the last call."""
         with self._copying:
             # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
             count = len(self._entries)
@@ -498,7 +498,7 @@ class Record:
         finally:  # Ctrl-C in a sink leaves a whole record, too
             end = {"outcome": str(outcome), "reason": redact(reason), "closed": utc_now()}
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
-            seconds = round(time.monotonic() - self._started, 3)  # the clock on the wall may be set meanwhile
+            seconds = round(time.monotonic() - self._started, 3)  # the wall clock may be changed meanwhile
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end, seconds=seconds)
             if not self.is_tentative:
@@ -538,7 +538,7 @@ def _ranks(hosts: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _clean(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names without secrets; one that is then like another gets a number."""
+    """Return names without secrets; one that then equals another gets a number."""
     clean: list[str] = []
     for name in names:
         redacted = redact_name(name)
@@ -553,7 +553,7 @@ def refuse_links(run_dir: Path) -> None:
     directory of checkpoints, and files of others do not matter.
 
     Raises:
-        RecordError: With the path of the first link.
+        RecordError: If there is one; the message has the path of the first.
     """
     try:
         for name in CONTENTS:

@@ -81,7 +81,7 @@ _PREFIXES = (
     # messages, shops and payments
     "[sr]k_(?:test|prod)_", "shippo_(?:live|test)_", "flwseck_", "duffel_(?:live|test)_", "ez[at]k", "pat-(?:na|eu)1-",
     r"sl\.", "secret_", "fio-u-", "tfp_",
-    # any other vendor's that follows the same custom
+    # any other vendor's that follows the same convention
     "[a-z][a-z0-9]{1,9}_(?:live|test|prod|pat|tkn|key|secret|token)_(?=[a-z0-9]{24})",
 )  # fmt: skip
 _RANDOM = "[A-Za-z0-9_.=-]{0,60}?(?=[A-Za-z]{0,60}[0-9])[A-Za-z0-9]{16}[A-Za-z0-9_.=~-]*"
@@ -131,7 +131,7 @@ for_good = SecretValues()  # Secrets of no particular run, kept until the proces
 
 
 def add_secret_url(url: str) -> None:
-    """Remove a URL, its path and long parts of the path from every text from now on, whatever the words around."""
+    """From now on, remove a URL, its path and long parts of the path from every string, in any context."""
     path = _SCHEME_AND_HOST.sub("", url)
     parts = (path, path.lstrip("/"), path.partition("?")[0], *_LONG_PARAMETER.findall(path.replace("/", " ")))
     for_good.add(
@@ -148,7 +148,7 @@ def redact_values(text: str) -> str:
 
 
 def find_secrets(value: Any, under_secret_key: bool = False, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield every text in a config that is secret by its origin, with its replacement.
+    """Yield every string in a config that is secret by its origin, with its replacement.
 
     That is the value of a reference, and what stands under a key that names a secret. Paths are left out, because a
     record contains many and has to name them.
@@ -172,8 +172,8 @@ def redact(value: Any, *, is_secret: bool = False, depth: int = 0) -> Any:
     """Return a plain copy of a config or an ``argv`` with every secret replaced.
 
     Values that came from a reference (a string with an attribute ``reference``, or the text itself) become the
-    reference, ``${env:NAME}``. Values under keys that look like secrets, URLs with credentials and texts with the shape
-    of a token become ``<redacted>``; None, booleans and empty strings are not secret and stay.
+    reference, ``${env:NAME}``. Values under keys that look like secrets, URLs with credentials and strings with the
+    shape of a token become ``<redacted>``; None, booleans and empty strings are not secret and stay.
 
     >>> redact({"lr": 0.1, "api_key": "abc", "url": "https://me:pw@host/x", "pad_token": "<pad>"})
     {'lr': 0.1, 'api_key': '<redacted>', 'url': '<redacted>', 'pad_token': '<pad>'}
@@ -183,7 +183,7 @@ def redact(value: Any, *, is_secret: bool = False, depth: int = 0) -> Any:
         is_secret: Whether the value is under a key that names a secret.
         depth: The number of containers around the value.
     """
-    if type(value) in _NO_SECRETS:  # first, because most of what is written are numbers
+    if type(value) in _NO_SECRETS:  # first, because most of what is written is numbers
         return REDACTED if is_secret and type(value) in (int, float) else value
     if isinstance(value, str) and not isinstance(value, Enum):
         return _reference_of(value) or (REDACTED if is_secret and value else redact_text(value))

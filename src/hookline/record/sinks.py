@@ -193,7 +193,7 @@ class Storage:
                 self._try(self._files[kind].sync)
 
     def end(self, run: dict[str, Any]) -> None:
-        """Store the run's end, before sinks are waited for: a signal may not wait for them."""
+        """Store the run's end before waiting for sinks, because a signal may not wait for them."""
 
     def close(self, run: dict[str, Any]) -> None:
         """Store the run's end, even if `end` was interrupted, and close everything."""
@@ -222,7 +222,7 @@ class MemoryStorage(Storage):
     """A record in lists, for tests and for runs that leave nothing on disk; it does not ask for git, either.
 
     Args:
-        keep: How many rows each list keeps at least, so that a long run does not fill the memory.
+        keep: The minimum number of rows that each list keeps, so that a long run does not fill the memory.
     """
 
     def __init__(self, keep: int = 100_000) -> None:
@@ -307,7 +307,7 @@ class FileStorage(Storage):
 class RankStorage(Storage):
     """The record of a rank other than 0: ``ranks/<rank>/events.jsonl``, made when something happens to that rank alone.
 
-    Rank 0 writes the run's files. This rank's metrics and layers are added to its own before.
+    Rank 0 writes the run's files, after this rank's metrics and layers were added to its own.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -326,7 +326,7 @@ class RankStorage(Storage):
         """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""
         self.release()
         if run["outcome"] == "failed":
-            sleep(min(self._rank, 10) * 0.05)  # so that the lowest rank that lives comes first
+            sleep(min(self._rank, 10) * 0.05)  # so that the lowest surviving rank comes first
             try:
                 self._close_for_rank_0(run)
             except (RecordError, OSError):
@@ -343,7 +343,7 @@ class RankStorage(Storage):
         logger.warning("its record is losing data, training continues: %s", error, of_rank=True)
 
     def _close_for_rank_0(self, run: dict[str, Any]) -> None:
-        """Write the outcome into run.json if rank 0 has neither done that nor holds the lock."""
+        """Write the outcome into run.json if rank 0 has not done that and does not hold the lock."""
         if read_json(self.path / RUN_FILE).get("outcome") is not None:
             return
         lock = RunLock(self.path)

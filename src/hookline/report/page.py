@@ -1,8 +1,8 @@
 """Write report.html, made from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
 
-Everything in the data is hostile: names, notes and logged text may hold markup. The data is JSON without a single
-"<", the script only ever sets text, and the page's Content-Security-Policy allows the scripts and the style by their
-hashes and nothing else.
+Treat everything in the data as hostile: names, notes and logged text may contain markup. The data is JSON without a
+single "<", the script only ever sets text, and the page's Content-Security-Policy allows the scripts and the style by
+their hashes and nothing else.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ STYLES = ("uPlot.min.css", "report.css")
 SCRIPTS = ("format.js", "data.js", "plots.js", "layers.js", "compare.js", "page.js")  # in the order of their imports
 LIBRARY = "uPlot.iife.min.js"
 
-# A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Further runs of a comparison get
-# less each: their curves are drawn over each other in the same plots.
+# A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Each further run of a comparison
+# gets less: their curves are drawn over each other in the same plots.
 BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
 BYTES_OF_MEDIA = 400_000
-_CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best values and where its arrays are
+_CURVE_FIELDS = 200  # approximate bytes: the name of a curve, its last and best values and where its arrays are
 # The parts that people look at in a page. The record has the rest, and the page says how much that is.
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
 MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS, MAX_PARTS = 1000, 50, 600, 100
@@ -69,7 +69,7 @@ MARKS = {
 
 
 def write_report(path: Path, summaries: Sequence[RunSummary]) -> None:
-    """Make a report and replace the file at once. Raises `RecordError` if it cannot be written."""
+    """Make a report and replace the file atomically. Raises `RecordError` if it cannot be written."""
     data = make_report(summaries)
     with writing(path):
         refuse_link(path)
@@ -135,7 +135,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
         shown_rows = replace(ranking, rows=ranking.rows[:MAX_COMPARED])
         page["ranking"] = _cut(strict_json.simplify(describe_ranking(shown_rows, summaries)))
     data = strict_json.dumps(page)
-    # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
+    # Base64 needs no escaping, and converting megabytes of it like other strings would take most of the time.
     listed = '","'.join(arrays.encoded)
     return assemble(f'{data[:-1]},"arrays":["{listed}"]}}')
 
@@ -191,7 +191,7 @@ class CurveArrays:
     @classmethod
     def of(cls, curve: Curve) -> CurveArrays:
         """Return the arrays of a curve in the precision of the page; a curve of single steps has one for all three."""
-        with np.errstate(over="ignore"):  # beyond float32 is infinite, and drawn as a gap
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are drawn as gaps
             mean = curve.mean.astype(np.float32)
             extremes = (curve.lowest, curve.highest) if curve.width > 1 else (mean, mean)
             lowest, highest = (array.astype(np.float32, copy=False) for array in extremes)
@@ -216,7 +216,7 @@ class PageNumbers:
 
 
 def fit(runs: Sequence[PageNumbers], budget: int) -> None:
-    """Merge ranges until all numbers take at most this many bytes; always those of the kind that takes most.
+    """Merge ranges until all numbers take at most this many bytes; always in the kind that takes the most.
 
     If one range for all steps takes too much, the last names of the largest kind are left out.
     """
@@ -243,7 +243,7 @@ def fit(runs: Sequence[PageNumbers], budget: int) -> None:
 
 
 def _size_in_page(table: CurveArrays | LayerTable | HistogramTable) -> int:
-    """Return how many bytes the numbers of a table take, and what its names take beside them."""
+    """Return how many bytes the numbers of a table take, and how many its names take."""
     if isinstance(table, CurveArrays):
         # Most curves share their steps, and those of single steps have one array for all three values.
         return table.mean.nbytes * (1 if table.lowest is table.mean else 3) + _CURVE_FIELDS
@@ -258,7 +258,7 @@ def _size_in_page(table: CurveArrays | LayerTable | HistogramTable) -> int:
 
 
 def _alert(alert: Alert) -> dict[str, Any]:
-    """Return an alert, and those that it tells together."""
+    """Return an alert with the alerts that it combines."""
     return {**strict_json.field_values(alert), "parts": [_alert(part) for part in alert.parts[:MAX_PARTS]]}
 
 
@@ -323,7 +323,7 @@ class Arrays:
         self._indices: dict[bytes, int] = {}
 
     def add(self, values: Array, dtype: str) -> int:
-        """Return the index of an array; little-endian, whatever the machine is."""
+        """Return the index of an array, which is stored in little-endian order on every machine."""
         data = np.ascontiguousarray(values, dtype=dtype).tobytes()
         if data not in self._indices:
             self._indices[data] = len(self.encoded)
@@ -346,7 +346,7 @@ def _first_and_last(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut(value: Any, longest: int = MAX_TEXT_LENGTH) -> Any:
-    """Return plain values with long texts cut: a page of megabytes of text is not read."""
+    """Return plain values with long strings cut, because nobody reads megabytes of text."""
     if isinstance(value, str):
         return value if len(value) <= longest else f"{value[:longest]} … ({len(value):,} characters)"
     if isinstance(value, Mapping):
@@ -374,7 +374,7 @@ def _layers(table: LayerTable, arrays: Arrays) -> dict[str, Any]:
 
 
 def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
-    """Scale each histogram to its fullest bin, because its shape is what is looked at."""
+    """Scale each histogram to its fullest bin, because its shape is what matters."""
     fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
     scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
     counts, tops = arrays.add(scaled, "u1"), arrays.add(table.tops, "<i2")
@@ -392,7 +392,7 @@ def _newest_media(newest_first: Iterable[MediaRow], budget: int) -> list[MediaRo
 
 
 def _size_of_media(row: MediaRow) -> int:
-    """Return about how many characters a table or an image takes in the page."""
+    """Estimate how many characters a table or an image takes in the page."""
     if hasattr(row.content, "png"):
         return len(row.content.png) * 4 // 3
     return len(strict_json.dumps(_shown_media(row)))

@@ -111,7 +111,7 @@ def _is_quiet(summary: RunSummary) -> Iterator[Alert]:
 
 
 def _remedy(summary: RunSummary) -> str:
-    """Return how to go on with a run that did not come to its end."""
+    """Return how to continue a run that did not finish."""
     if summary.resumable is None:
         why = NO_GOOD_CHECKPOINT if summary.checkpoints("checkpoint_saved") else "it has no checkpoint"
         return f"; {why}, so start it again"
@@ -129,7 +129,7 @@ def _remedy(summary: RunSummary) -> str:
 
 
 def _from_events(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
-    """Yield an alert for the events that mean trouble: one for all that say the same, and of many others the first."""
+    """Yield alerts for the events that mean trouble: one for all that say the same, and the first of many others."""
     alike: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by kind and text
     for event in summary.events:
         if event["kind"] in _TROUBLE and not _is_how_it_ended(event, summary.run):
@@ -150,9 +150,9 @@ def _from_events(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
 
 
 def _severity(kind: str, run: Mapping[str, Any]) -> Severity:
-    """Return how bad an event is for the whole run, of which the outcome and the curves say more than two kinds do.
+    """Return how bad an event is for the whole run; for two kinds, the outcome and the curves say more.
 
-    An exception before a resume is history, and so is a spike after which the run went on.
+    An exception before a resume is history, and so is a spike after which the run continued.
     """
     is_history = kind == "exception" or (kind == "loss_spike" and run.get("outcome") == "completed")
     return "info" if is_history else _TROUBLE[kind]
@@ -170,7 +170,7 @@ def _is_how_it_ended(event: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 
 def _from_stalls(summary: RunSummary) -> Iterator[Alert]:
-    """Yield for each hook and rank one alert for the stalls that were over, and one for a stall that is not."""
+    """For each hook and rank, yield one alert for the stalls that ended, and one for a stall that has not ended."""
     stalls: dict[tuple[str | None, str], list[Mapping[str, Any]]] = {}
     open_ones: dict[tuple[str | None, str], Mapping[str, Any]] = {}
     for event in summary.events:
@@ -200,7 +200,7 @@ class GradientTrouble:
     first: int | None
     """The step of the first event."""
     last: int | None = None
-    """That of the last one, at which it may have been over."""
+    """The step of the last event, at which it may have been over."""
     is_over: bool = False
     times: int = 0
     least: int = 0
@@ -211,9 +211,9 @@ class GradientTrouble:
 
 
 def _gradient_troubles(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str | None, str], GradientTrouble]:
-    """Follow `gradient_flow` events, which have what changed since the last one of their hook; by hook and verdict."""
+    """Follow `gradient_flow` events, which have the changes since the last one of their hook; by hook and verdict."""
     troubles: dict[tuple[str | None, str], GradientTrouble] = {}
-    verdicts: dict[str | None, dict[str, str]] = {}  # by hook: those on layers now
+    verdicts: dict[str | None, dict[str, str]] = {}  # by hook: the current verdicts on layers
     for event in events:
         if event["kind"] != "gradient_flow":
             continue
@@ -259,9 +259,9 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
 
 
 def _is_of_loss(verdict: str, trouble: GradientTrouble, norms: LayerTable | None) -> bool:
-    """Return whether the gradients of all layers vanish, and did not at first: the loss has none, not the layers.
+    """Return whether the gradients of all layers vanish, and did not at first: the cause is the loss, not the layers.
 
-    So it is with the loss of a model that fits perfectly, of a margin that is kept, and of equal rewards.
+    This happens when a model fits perfectly, when a margin is met, and when all rewards are equal.
     """
     if verdict != "vanishing" or trouble.first is None or norms is None or "norm" not in norms.columns:
         return False
@@ -308,7 +308,7 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             is_over = not name.endswith("loss") and curve.last is not None and np.isfinite(curve.last.value)
             severity: Severity = "info" if may_be_missing else "warning" if is_over else "error"
             yield Alert("non_finite", severity, step, f"{name}: {count:,} {values} not finite", {"curve": name})
-    # A hook that looked for spikes has reported those that there are.
+    # A hook that looked for spikes has already reported all of them.
     looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
     if not looked and "loss_spike" not in kinds:
         yield from _spikes(summary, "train/loss")
@@ -337,7 +337,7 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
         typical = float(np.median(highest[before] - lowest[before]))
         spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
         above = float((highest[index] - middle) / spread) if spread else 0.0
-        # Of neighboring spikes the first one counts, and losses with heavy tails have high values all the time.
+        # The first of several neighboring spikes counts, and losses with heavy tails have high values all the time.
         known = 2 * (float(highest[before].max()) - middle)
         is_large = highest[index] - middle > max(_SPIKE_OF_LEARNED * (begin - middle), known)
         if above > _SPIKE_SPREADS and is_large:
@@ -367,9 +367,9 @@ def _from_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
 
 
 def _ruined_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
-    """Yield for each series that does not count NaN an alert for the layers in which that of the loss may have begun.
+    """For each series that does not count NaN, yield an alert for the layers in which the loss's NaN may have begun.
 
-    Those of later steps, at which the weights are not finite either, do not tell.
+    Those of later steps, at which the weights are not finite either, prove nothing.
     """
     loss = summary.curves.get("train/loss")
     if loss is None or loss.non_finite is None:

@@ -101,7 +101,7 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
 
 
 def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return the values of each config; if one of them cannot be read, only the seeds and which configs are there."""
+    """Return the values of each config; if one of them cannot be read, only the seeds and which configs exist."""
     try:
         return [_config_values(run) for run in runs]
     except RecordError:
@@ -174,11 +174,11 @@ def _command_text(argv: Sequence[str]) -> str:
 
 
 def group_runs(runs: Sequence[RunSummary]) -> list[list[int]]:
-    """Return the places of runs whose configs are the same but for seeds, in groups; in the order of their first runs.
+    """Return groups of places of runs whose configs differ only in seeds, in the order of their first runs.
 
     Runs of a script must have been started by the same command, because their config does not say all that the script
-    does with its arguments. If a group has a seed twice, runs of other code are a group of their own; runs of one seed
-    are no group.
+    does with its arguments. If a group has a seed twice, runs of different code form separate groups; runs of a single
+    seed form no group.
     """
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
@@ -222,7 +222,7 @@ def _without_seeds(run: RunSummary) -> str | None:
 
 
 def find_divergence(first: RunSummary, other: RunSummary) -> Divergence | None:
-    """Return where two runs diverge, which were read with their numbers; None if they have no step in common.
+    """Return where two runs that were read with their numbers diverge; None if they have no step in common.
 
     Every number that both have is compared, bit for bit. Metrics that depend on the clock are left out.
     """
@@ -322,7 +322,7 @@ def _is_command(difference: Difference) -> bool:
 
 
 def _events_before(first: RunSummary, second: RunSummary, divergence: Divergence) -> Iterator[str]:
-    """Yield what happened to one of the runs alone in the steps up to where they diverge."""
+    """Yield what happened in only one of the runs up to the step where they diverge."""
     # What changes after a step changes the next update, and so the loss of the step after that.
     earliest = 0 if divergence.last_same is None else divergence.last_same - 1
     happened = [
@@ -349,7 +349,7 @@ def _rank(difference: Difference, changing: set[str]) -> int | None:
     section, _, option = difference.key.partition(".")
     if difference.section == "hooks":
         of_hooks = (f"{difference.key}.".startswith(f"{name}.") for name in changing)  # a name may have dots
-        return 2 if any(of_hooks) else None  # the others only watch
+        return 2 if any(of_hooks) else None  # the others only observe
     if difference.section == "git":
         return 4 if difference.key in ("commit", "diff_hash") else None
     if difference.section == "environment":
@@ -364,5 +364,5 @@ def _rank(difference: Difference, changing: set[str]) -> int | None:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as JSON; its quotes distinguish a string from the words that stand for no value."""
+    """Return a value as JSON; its quotes distinguish a string from the words that stand for a missing value."""
     return value if value in (MISSING, THERE) else json.dumps(value, default=str, ensure_ascii=False)

@@ -22,7 +22,7 @@ def read_config(content: bytes, path: Path) -> Any:
     if len(content) > MAX_YAML:  # the record writes JSON beyond
         limit = f"it has {len(content):,} bytes of YAML, and {MAX_YAML:,} is the limit"
         raise RecordError(f"cannot read {path}: {limit}; write it as JSON, which is read faster")
-    import yaml  # late: most records are read without their config
+    import yaml  # imported late: most records are read without their config
 
     class Loader(yaml.SafeLoader):
         """Refuses aliases, which no record has: a few lines with them stand for more values than fit into memory."""

@@ -39,7 +39,7 @@ class Curve:
     def __init__(self) -> None:
         self.width = 1
         self.last: Point | None = None
-        """The value at the latest step; NaN or infinite if that is what it was."""
+        """The value at the latest step; NaN or infinite if it was."""
         self._keep(np.empty(0, np.int64), np.empty((8, 0)))
 
     def _keep(self, steps: Steps, data: Values) -> None:
@@ -144,7 +144,7 @@ def sort_by_step(steps: Steps, values: Values) -> tuple[Steps, Values]:
 
 def as_arrays(steps: Sequence[int], values: Sequence[Any]) -> tuple[Steps, Values]:
     """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
-    # NumPy would also convert texts such as "12", and None to NaN.
+    # NumPy would also convert strings such as "12", and None to NaN.
     if set(map(type, values)) <= {int, float}:
         with suppress(OverflowError):  # an integer that no float holds
             return np.array(steps, np.int64), np.array(values, np.float64)

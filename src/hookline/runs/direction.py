@@ -16,7 +16,7 @@ _HIGH = frozenset({
     "acc", "accuracy", "f1", "precision", "recall", "auc", "auroc", "auprc", "score", "bleu", "rouge", "meteor",
     "iou", "miou", "dice", "map", "r2", "psnr", "ssim", "mfu",
 })  # fmt: skip
-# train/loss_scale is not a loss, and of scikit-learn's neg_log_loss high values are better.
+# train/loss_scale is not a loss, and high values of scikit-learn's neg_log_loss are better.
 _NEITHER = frozenset({"scale", "weight", "lr", "neg"})
 _LOW_PHRASE = re.compile(r"(bits_per_(byte|char|character|token|dim)|cross_entropy)$")
 _HIGH_PHRASE = re.compile(r"(_per_s(ec|econd)?|exact_match)$")
@@ -44,7 +44,7 @@ def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | No
     words = {word for text in (last, split.lower()) for word in re.split(r"[^a-z0-9]+", text)}
     if words & _NEITHER:
         return None
-    # The loss that is made of a score is a loss.
+    # A loss that is computed from a score is a loss.
     if words & _LOW or _LOW_PHRASE.search(last):
         return "low"
     return "high" if words & _HIGH or _HIGH_PHRASE.search(last) else None

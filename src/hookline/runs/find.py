@@ -85,7 +85,7 @@ class RunFiles(RunReader):
 
     @property
     def step(self) -> int | None:
-        """The number of steps; of a run that has not ended, the last one that was written."""
+        """The number of steps; for a run that has not ended, the last step that was written."""
         counted: int | None = self.run.get("counters", {}).get("step") if self.run.get("outcome") else None
         return counted if counted is not None else next((row["step"] for row in self._last_metrics), None)
 
@@ -93,9 +93,9 @@ class RunFiles(RunReader):
     def seconds(self) -> float | None:
         """The time of all attempts, without the pauses between them; every command and the report show this one.
 
-        Time that a killed attempt spent on steps which the next one repeated is part of it. An attempt that was killed
-        ends with its last row of metrics. If a later attempt has written more than 4 MB since, the row is not looked
-        for, and the start of the next attempt counts instead.
+        It includes the time that a killed attempt spent on steps which the next one repeated. An attempt that was
+        killed ends with its last row of metrics. If a later attempt has written more than 4 MB since, the row is not
+        looked for, and the start of the next attempt counts instead.
         """
         known = [seconds for seconds in self._attempt_seconds if seconds is not None]
         return sum(known) if known else None
@@ -135,8 +135,8 @@ class RunFiles(RunReader):
 
     @cached_property
     def _row_times(self) -> list[float]:
-        """The times of the last rows of metrics in their order, as far back as is read at all."""
-        # Of megabytes, parsing every line would take seconds for a list of runs.
+        """The times of the last rows of metrics in their order, as far back as they are read."""
+        # Parsing every line of megabytes would take seconds for a list of runs.
         matches = (_TIME.search(line) for line in self.last_lines(METRICS_FILE))
         return sorted(float(match[1]) for match in matches if match)
 
@@ -167,7 +167,7 @@ def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
     """
     try:
         with os.scandir(directory) as entries:
-            # `Path.is_dir` is false for a link that leads nowhere or to itself; that of the entry raises.
+            # `Path.is_dir` is false for a link that leads nowhere or to itself; the entry's own `is_dir` raises.
             paths = sorted(
                 Path(entry.path) for entry in entries if Path(entry).is_dir() and not entry.name.startswith(".")
             )

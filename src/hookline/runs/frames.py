@@ -31,7 +31,7 @@ _NUMBERS = frozenset({bool, int, float})
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The record of a run, as it was when it was read.
+    """The record of a run at the time when it was read.
 
     ``pandas.DataFrame(run.metrics)`` and ``polars.DataFrame(run.layers["activations"])`` make data frames of it.
     """
@@ -90,7 +90,7 @@ def columns_of(rows: Sequence[dict[str, Any]], first: Iterable[str] = ()) -> Col
 
 
 def _of_one_type(values: list[Any]) -> list[Any]:
-    """Return numbers of several types as numbers of one: a column of a data frame has one type."""
+    """Convert numbers of several types to one: a column of a data frame has one type."""
     types = {type(value) for value in values} - {type(None)}
     if len(types) < 2 or not types <= _NUMBERS:
         return values
@@ -123,7 +123,7 @@ def _read_layers(reader: RunReader) -> dict[str, Columns]:
 def _histogram_columns(table: SeriesTable, counted: _Counted) -> Columns:
     """Return a row for each bin that is not empty.
 
-    The histograms of one layer have different edges, and those of several hooks other numbers of bins, so that each has
+    The histograms of one layer have different edges, and those of several hooks different numbers of bins, so each has
     its own rows.
     """
     columns: Columns = {title: [] for title in ("step", "name", "low", "high")}

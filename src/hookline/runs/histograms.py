@@ -24,14 +24,14 @@ class HistogramRow(NamedTuple):
     """The octave in which each window ends; None for series whose bins are unknown, because no monitor wrote them."""
 
     has_columns: bool
-    """Whether the series has several columns, as that of a monitor of outputs and of their gradients."""
+    """Whether the series has several columns, like that of a monitor of outputs and their gradients."""
 
 
 class HistogramReader:
     """Takes the rows of layers.jsonl in their order, and returns the histograms in them.
 
-    Where the bins of a monitor end is in its statistics row of the same step. A histogram without it, as a kill may
-    leave one, is left out.
+    Where the bins of a monitor end is in its statistics row of the same step. A histogram without it, which a kill may
+    leave behind, is left out.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ def read_layer_tables(rows: Iterable[tuple[int, SeriesHeader, Floats]]) -> dict[
     by_series: dict[str, _Steps] = {}
     for step, header, values in rows:
         written = by_series.setdefault(header.series, {}).setdefault(step, {})
-        written.pop(header, None)  # what comes later overwrites, also where headers overlap
+        written.pop(header, None)  # later values overwrite earlier ones, even where headers overlap
         written[header] = values
     return {name: _merge_headers(steps) for name, steps in by_series.items()}
 
@@ -92,7 +92,7 @@ def _merge_headers(written: _Steps) -> SeriesTable:
     steps = sorted(step for step, by_header in written.items() if not by_header.keys().isdisjoint(headers))
     shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
     in_file = sum(block.size for by_header in written.values() for block in by_header.values())
-    places = max(math.prod(shape), math.prod(shape[:3]))  # the mask has places also for histograms of no bins
+    places = max(math.prod(shape), math.prod(shape[:3]))  # the mask also has places for histograms without bins
     if has_too_many_gaps(places, in_file):
         have = f"{in_file:,} values for a table of {places:,}"
         raise RecordError(f"layers.jsonl has {have}: it is damaged or was not written by Hookline")

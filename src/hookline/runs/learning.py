@@ -22,19 +22,19 @@ from hookline.runs.summary import RunSummary
 from hookline.runs.verdict import NO_LOSS, Alert
 
 _TRAIN_LOSS = "train/loss"
-_MIN_VALUES, _MIN_CHECKS = 40, 5  # values of the training loss, and of a metric of validations, below which all is well
+_MIN_VALUES, _MIN_CHECKS = 40, 5  # fewer values of the training loss, or of a validation metric, are not judged
 _BLOCKS = 20  # number of parts by whose medians a long curve is judged
 _NOISES = 4.0  # how many times the noise a change must be
 _MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of what there was to lose: losing this much is a warning, or an error
 _CHANCE = 0.5  # the share of a score that may be chance, if the run began with a good one
 _RISEN = 0.5  # how far above its beginning, relatively, a loss has diverged
 _OVERFIT = 0.1  # how far above its lowest value, relatively, a validation loss must be
-_TRIFLE = 0.01  # the share of a loss that nobody minds, or counts as learning
+_TRIFLE = 0.01  # the share of a loss that is too small to matter or to count as learning
 _LITTLE = 0.1  # the share of a loss or an accuracy that a run may gain by chance, if it has learned nothing
-_LEVEL = 1e-3  # the share of a loss that is no change
-_KNOWN = 0.6  # an accuracy that a model without any training seldom has
+_LEVEL = 1e-3  # the share of a loss up to which it has not changed
+_KNOWN = 0.6  # an accuracy that an untrained model rarely has
 _GUESSED = 0.5  # an accuracy below which a model has not even learned a little about two classes
-_REWARDS = frozenset({"reward", "rewards", "return", "returns"})  # words of what a policy is trained for
+_REWARDS = frozenset({"reward", "rewards", "return", "returns"})  # words in the names of what a policy is trained for
 _INIT_FROM = re.compile(r"^\s*init_from: (?!null)", re.MULTILINE)  # the option of a config.yaml
 
 Values = NDArray[np.float64]
@@ -42,7 +42,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a metric in a few levels; in `losses` low is good, whatever it is in the metric."""
+    """The course of a metric in a few levels; in `losses` low is always good, even if high is good in the metric."""
 
     name: str
     sign: int
@@ -105,12 +105,12 @@ class Course:
 
     @property
     def lost(self) -> float:
-        """How much worse the end is than the best level; 0 if that was too late to tell."""
+        """How much worse the end is than the best level; 0 if the best level came too late to tell."""
         return self.end - self.best if self.best_at < self.losses.size - 3 else 0.0
 
     @property
     def is_flat(self) -> bool:
-        """Whether the last quarter is not better than the first, nor any level much better than the beginning."""
+        """Whether the last quarter is not better than the first, and no level is much better than the beginning."""
         quarter = max(len(self.losses) // 4, 1)
         first, last = (float(np.median(part)) for part in (self.losses[:quarter], self.losses[-quarter:]))
         doubt = max(3.5 * self.noise / math.sqrt(quarter), (_LEVEL if self.sign > 0 else _LITTLE) * abs(first))
@@ -154,7 +154,7 @@ def _spread(values: Values) -> float:
 
 
 def _noise(values: Values) -> float:
-    """Return what neighbors differ by, without the trend."""
+    """Return how much neighbors differ, without the trend."""
     return _spread(np.diff(values)) / math.sqrt(2) if values.size > 1 else 0.0
 
 
@@ -180,7 +180,7 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
             f"overfits: {overfit.name} rose from {overfit.text(overfit.best)} at step {overfit.at(overfit.best_at):,} "
             f"to {overfit.text(overfit.end)} while {loss.name} fell to {loss.text(loss.end)}",
         )  # fmt: skip
-    # That the model overfits says why the losses rise.
+    # Overfitting already explains why the losses rise.
     fallen = [course for course in worse if _fell_back(course) and (overfit is None or course.sign < 0)]
     if not fallen and not checks and loss is not None and _fell_back(loss) and not _has_diverged(loss):
         fallen = [loss]
@@ -202,8 +202,8 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
 def _training_loss(summary: RunSummary) -> Course | None:
     """Return the course of the training loss; None if there is too little of it, or it need not fall.
 
-    Below 0 are losses of policies and critics, whose level says nothing about what was learned. That of a critic rises
-    with the rewards that it predicts.
+    Losses below 0 are those of policies and critics, whose level says nothing about what was learned. The loss of a
+    critic rises with the rewards that it predicts.
     """
     curve, optimizers = summary.curves.get(_TRAIN_LOSS), summary.run.get("optimizers", ())
     if curve is None or curve.finite < _MIN_VALUES or len(optimizers) > 1:
@@ -254,16 +254,16 @@ def _never_improved(loss: Course, checks: Sequence[Course], summary: RunSummary)
     accuracies = {name: curve for name, curve in summary.curves.items() if _is_accuracy(name) and curve.finite}
     if any(float(np.nanmedian(curve.mean)) >= _KNOWN for curve in accuracies.values()):
         return
-    # Wrong labels let the loss of bad first weights fall until it is at chance, where the accuracy is all the time.
+    # With wrong labels, the loss of bad initial weights falls to chance level, where the accuracy is all the time.
     flat = [course for course in _accuracies(accuracies) if course.is_flat]
     if not loss.is_flat and not flat:
         return
-    # Few noisy batches may hide that a model learns, and then a loss falls until the end.
+    # A few noisy batches may hide that a model learns, but then a loss falls until the end.
     losses = [loss, *(course for course in checks if course.sign > 0)]
     if any(course.is_falling for course in losses) and not any(course.name.startswith("val/") for course in flat):
         return
     judged = loss if loss.is_flat else flat[0]
-    # An accuracy of single batches says little, and one above that of guessing between two classes may be all there is.
+    # An accuracy of single batches says little, and one above guessing between two classes may be the best possible.
     validated = [curve for name, curve in accuracies.items() if name.startswith("val/")]
     is_validated = bool(validated) and all(float(np.nanmedian(curve.mean)) < _GUESSED for curve in validated)
     is_certain = is_validated and (judged is loss or loss.gained < _LITTLE * abs(loss.first))
@@ -292,7 +292,7 @@ def _begins_trained(summary: RunSummary) -> bool:
 
 
 def _is_measure(name: str) -> bool:
-    """Whether a metric may tell whether a run learned: a training loss, or anything that a validation measured."""
+    """Whether a metric may show whether a run learned: a training loss, or anything that a validation measured."""
     return name == _TRAIN_LOSS or name.startswith("val/")
 
 
@@ -309,7 +309,7 @@ def _overfits(course: Course, loss: Course | None) -> bool:
 
 
 def _stake(course: Course) -> float:
-    """Return what a metric had to lose: what it gained, or more if its first value was good already."""
+    """Return what a metric had to lose: what it gained, or more if its first value was already good."""
     if course.name == _TRAIN_LOSS:
         return course.gained
     return max(course.gained, abs(course.best) * (1.0 if course.sign > 0 else _CHANCE))

@@ -22,7 +22,7 @@ _PLAIN = (str, int, float, bool, type(None))
 def read_media(run_dir: Path | str | None) -> list[MediaRow]:
     """Read the tables and images of a run in the order of their lines; empty if the run logged none.
 
-    Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
+    If several have one name and step, the last one counts. Those whose file is missing or damaged are left out with a
     `RuntimeWarning`, as are lines that are torn or damaged.
     """
     reader = find_files(run_dir)

@@ -1,4 +1,4 @@
-"""Find the run that `latest`, a name or a part of an id stands for, and its checkpoint that `best` or `last` is."""
+"""Find the run that `latest`, a name or a part of an id stands for, and the checkpoint that `best` or `last` means."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_files(
 
     ``latest`` and ``DIR/latest`` are the newest run; otherwise ``TEXT`` and ``DIR/TEXT`` are, in this order, the run
     with this id, the newest run with this name, the run whose id begins with it, and the run whose id ends with it.
-    Of a run that is named like this, ``RUN/best`` is the best checkpoint, ``RUN/last`` the newest whole one, and
+    For a run that is named like this, ``RUN/best`` is the best checkpoint, ``RUN/last`` the newest whole one, and
     ``RUN/step-00000120`` the one with this name.
 
     Args:

@@ -24,7 +24,7 @@ _LATE = 0.1  # the share of a run at its end whose mean stands for a loss of sin
 _MINUS = "\N{MINUS SIGN}"
 _MAX_FOLLOWING = 3  # runs in a headline after the best one
 
-_SEED_IN_NAME = re.compile(r"([ _./=(-]+(seed|s)?)*\d*$", re.IGNORECASE)  # what names of runs have before their seeds
+_SEED_IN_NAME = re.compile(r"([ _./=(-]+(seed|s)?)*\d*$", re.IGNORECASE)  # what comes before the seed in names of runs
 
 Kind = Literal["last", "best", "late"]
 _KINDS = {
@@ -95,7 +95,7 @@ class Ranking:
 
 
 def metric_order(name: str) -> tuple[int, str]:
-    """Return what sorts metrics: the losses, those of validation, of training, then the others."""
+    """Return the sort key of metrics: the losses, those of validation, those of training, then the others."""
     ranks = [index for index, prefix in enumerate(_FIRST_METRICS) if name.startswith(prefix)]
     place = LOSSES.index(name) if name in LOSSES else len(LOSSES) + min(ranks, default=len(_FIRST_METRICS))
     return place, name
@@ -146,7 +146,7 @@ def _are_same(first: RunSummary, other: RunSummary, divergence: Divergence | Non
 
 
 def _group_names(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
-    """Return a name for each group: that of its run, or what the names of its runs begin with and others' do not."""
+    """Return a name for each group: that of its run, or the prefix that only the names of its runs share."""
     labels = []
     for places in members:
         first, last = min(in_group := [names[place] for place in places]), max(in_group)
@@ -209,7 +209,7 @@ def _point(curve: Curve, kind: Kind, direction: Direction | None) -> tuple[int |
 
 
 def best_point(curve: Curve, direction: Direction | None) -> Point | None:
-    """Return the best value of a curve and where it was first; None if it is not known which is better."""
+    """Return the best value of a curve and where it was first; None if the better direction is not known."""
     return None if direction is None else curve.least if direction == "low" else curve.greatest
 
 
@@ -231,7 +231,7 @@ def _ranked(values: Sequence[Value | None], direction: Direction | None) -> list
 
 
 def _range(value: Value | None) -> tuple[str, str]:
-    """Return the ends of a value's range as texts, in which NaN equals itself."""
+    """Return the ends of a value's range as strings, in which NaN equals itself."""
     return ("", "") if value is None else (repr(value.least), repr(value.greatest))
 
 
@@ -282,7 +282,7 @@ def _headline(row: Row, groups: Sequence[Group]) -> str:
 def _notes(
     row: Row, groups: Sequence[Group], runs: Sequence[RunSummary], names: Sequence[str], is_one_config: bool
 ) -> list[str]:
-    """Say how a metric was taken, how far runs of one config are apart, and what else a reader should know."""
+    """Say how a metric was taken, how far apart runs of one config are, and what else a reader should know."""
     notes = [f"{row.metric} is {_KINDS[row.kind]}."]
     pooled = Group("these", tuple(range(len(runs))))
     ranges = []

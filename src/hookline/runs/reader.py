@@ -253,7 +253,7 @@ class RunReader:
                     lines = block.split(b"\n")
                     for numbers, rows, not_whole in parse_lines(lines, number):
                         broken += not_whole
-                        for place in broken[:-1]:  # at once, because a file of anything may have many
+                        for place in broken[:-1]:  # at once, because an arbitrary file may have many
                             self._note_damage(name, place)
                         del broken[:-1]
                         if limit < math.inf:

@@ -31,9 +31,9 @@ def tell_stories(alerts: Sequence[Alert]) -> list[Alert]:
 
 
 def _order(alert: Alert) -> tuple[float, bool]:
-    """Return what sorts the parts of a story: the step, and what a step computes first.
+    """Return the sort key for the parts of a story: the step, then what a step computes first.
 
-    A backward pass spreads a NaN to every layer: of its step, the outputs and the loss say where it came from.
+    A backward pass spreads a NaN to every layer, so the outputs and the loss of its step say where it came from.
     """
     return _step(alert), alert.place.get("series", "").startswith("gradient")
 
@@ -60,7 +60,7 @@ def _is_number(alert: Alert) -> bool:
 
 
 def _begin(alert: Alert) -> float:
-    """Return the step from which on what happens may have the cause of an alert."""
+    """Return the step from which on everything may have the cause of an alert."""
     return _step(alert) if alert.good_until is None else alert.good_until + 1
 
 

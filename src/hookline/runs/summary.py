@@ -32,7 +32,7 @@ NO_GOOD_CHECKPOINT = "no checkpoint has weights that are known to be finite"
 MAX_MEDIA = 8  # the newest tables and images of each name
 # How many values a table keeps of a run, and how many steps: of layers 600 kB, of histograms 1.6 MB.
 _LAYER_LIMITS, _HISTOGRAM_LIMITS = (150_000, 400), (400_000, 100)
-_MAX_HEADERS = 16  # Headers of a series: more than hooks produce that share one, or that change.
+_MAX_HEADERS = 16  # Headers of a series: more than are produced by hooks that share one, or that change.
 _MAX_NAMES = 10_000  # Layers with non-finite values: more than models have.
 _OCTAVES = 48  # Octaves of the histograms in both directions, down from the largest value of a layer.
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
@@ -184,7 +184,7 @@ class RunSummary:
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
         """By series and column (nans, infs): the first step at which each layer had some."""
         self.ruined_since: dict[str, dict[str, int]] = {}
-        """By series without these columns: the step since which a layer that had numbers has none."""
+        """By series without these columns: the step since which a layer that had numbers has had none."""
         self._had_numbers: dict[str, tuple[SeriesHeader, Array]] = {}  # by series, at its last step
         self._layers: dict[str, dict[SeriesHeader, Ranges]] = {}  # by series
         self._histograms: dict[str, dict[SeriesHeader, Ranges]] = {}
@@ -215,7 +215,7 @@ class RunSummary:
             self._note_non_finite(step, header, values)
 
     def _note_non_finite(self, step: int, header: SeriesHeader, values: Floats) -> None:
-        """Keep where values that are not finite came first, which ranges of steps do not tell."""
+        """Keep where values that are not finite came first, which ranges of steps do not show."""
         for column in ("nans", "infs"):
             if column not in header.columns:
                 continue
@@ -228,7 +228,7 @@ class RunSummary:
             self._note_ruined(step, header, np.asarray(np.isfinite(values).any(axis=1)))
 
     def _note_ruined(self, step: int, header: SeriesHeader, has_numbers: Array) -> None:
-        """Keep since when layers have no numbers; they may also have been left out of a step, and come again."""
+        """Keep since when layers have had no numbers; they may also have been left out of a step and come back."""
         known, before = self._had_numbers.get(header.series, (header, has_numbers))
         self._had_numbers[header.series] = header, has_numbers
         since = self.ruined_since.setdefault(header.series, {})

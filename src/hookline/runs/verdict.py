@@ -11,7 +11,7 @@ from hookline.record.events import SEVERITIES, Severity
 Health = Literal["healthy", "not judged", "look at this", "broken"]
 _HEALTH: Mapping[Severity, Health] = {"error": "broken", "warning": "look at this", "info": "healthy"}
 NO_LOSS = "no_loss"
-"""The kind of the notice that nothing tells whether a run learned."""
+"""The kind of the notice that nothing shows whether a run learned."""
 
 _MAX_LENGTH = 1000  # characters of a reason: exceptions may quote any text
 
@@ -28,9 +28,9 @@ class Alert:
     place: Mapping[str, str] = field(default_factory=dict)
     """Where to look: a curve, a hook, or the series, name and column of a layer's statistic."""
     parts: Sequence[Alert] = ()
-    """Of a story, the alerts that it tells together, in their order; empty for an alert of its own."""
+    """For a story, the alerts that it combines, in their order; empty for a single alert."""
     good_until: int | None = None
-    """The last step before `step` at which all was well, if that was measured seldom, as a validation's metrics."""
+    """The last step before `step` at which all was well, if that is measured rarely, like validation metrics."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Verdict:
 
     health: Health
     reason: str = ""
-    """The text of the worst alert, of several the earliest, shortened; empty if the run is healthy."""
+    """The shortened text of the worst alert, or of the earliest if there are several; empty if the run is healthy."""
     step: int | None = None
     """The step of that alert, if it has one."""
 

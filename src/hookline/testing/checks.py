@@ -70,7 +70,7 @@ def assert_harmless(
     """
     plain = observe_run(make_trainer(), None, steps)
     trainer = make_trainer()
-    trainer.hooks.failures.debug = True  # an exception of the hook is one of the test
+    trainer.hooks.failures.debug = True  # an exception of the hook is an exception of the test
     name = str(trainer.add_hook(hook, **options))
     verdict = judge(name, False, plain, observe_run(trainer, name, steps))
     if not verdict.harmless:
@@ -84,7 +84,7 @@ def assert_harmless(
 # ---- resuming --------------------------------------------------------------------------------------------------------
 
 Facts = dict[str, tuple[int, Any, str]]
-"""What came of a run: by its description the step, the value, and how a message shows it."""
+"""The results of a run: by description, the step, the value, and how a message shows it."""
 
 
 def assert_resumable(hook: Any, *, ignore: Iterable[str] = (), **options: Any) -> None:
@@ -154,7 +154,7 @@ def facts(run: SyntheticTrainer) -> Facts:
 
 
 def _not_saved(killed: SyntheticTrainer, unused: Any, options: dict[str, Any]) -> str:
-    """Say which attributes of a hook a run has changed that its state does not have by these names."""
+    """Name the attributes of a hook that a run has changed, but that its state does not have under these names."""
     state = killed.hooks.entry(killed.tested).state()
     hooks = SyntheticTrainer().add_tested(unused, options), killed.hook
     before, now = (dict(getattr(hook, "__dict__", {})) for hook in hooks)

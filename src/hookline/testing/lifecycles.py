@@ -18,7 +18,7 @@ from hookline.testing.ranks import run_on_threads
 from hookline.testing.runs import Killed, SyntheticTrainer
 
 AT_STEP = 4
-"""The step in which something happens: in the first epoch, when hooks have a past."""
+"""The step in which something happens: in the first epoch, when hooks already have some history."""
 INTERRUPTED = [event for event in CATALOG if event not in ("on_exception", "on_checkpoint_load")]
 """The events at which something happens: all but those that follow it."""
 REMEDIES = {
@@ -159,7 +159,7 @@ def maker_of(hook: Any) -> Callable[[], Any]:
 
 
 def hooks_of(hook: Any, count: int) -> list[Any]:
-    """Return as many hooks as are needed; a hook itself is the last one."""
+    """Return as many hooks as are needed; a hook that is passed as an object is the last one."""
     if count == 1 and not inspect.isfunction(hook):
         return [hook]
     make = maker_of(hook)

@@ -31,7 +31,7 @@ class Board:
             self.turn.notify_all()
 
     def end(self, rank: int) -> None:
-        """Let the others know that a rank passes nothing more."""
+        """Let the others know that a rank will pass nothing more."""
         with self.turn:
             self.ended.append(rank)
             self.turn.notify_all()

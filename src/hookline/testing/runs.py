@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 class MemoryCheckpoint:
-    """A checkpoint in memory; `restore_sections` reads it as one on disk.
+    """A checkpoint in memory; `restore_sections` reads it like one on disk.
 
     Args:
         sections: The sections of the run, which continues: they are copied.
@@ -135,7 +135,7 @@ class SyntheticTrainer(SimpleTrainer):
 
 
 def small_model() -> nn.Sequential:
-    """Make a model with dropout, of 4 features, 8 in the middle and 1 output."""
+    """Make a model with dropout, 4 inputs, 8 hidden units and 1 output."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))

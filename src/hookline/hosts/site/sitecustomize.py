@@ -1,8 +1,8 @@
 """Python imports this file as it starts, because `hookline run` puts its folder on PYTHONPATH. Standard library only.
 
-It lets the `sitecustomize` run that would have run without it, and waits for `import torch`: a process that never
-imports torch gets nothing else of Hookline. PYTHONPATH stays as it is, so that processes which this one starts are
-watched, too.
+It runs the `sitecustomize` that would have run without it, and waits for `import torch`: a process that never imports
+torch loads nothing else of Hookline. PYTHONPATH stays as it is, so that processes which this one starts are watched,
+too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AfterTorch:
 
             begin()
         except Exception as error:  # Hookline is not installed for this Python, for instance
-            del os.environ["HOOKLINE_RUN"]  # The processes that this one starts need not say it again.
+            del os.environ["HOOKLINE_RUN"]  # The processes that this one starts need not repeat it.
             with suppress(Exception):
                 print(f"hookline: nothing is recorded by {sys.executable}: {error}", file=sys.stderr)
 
