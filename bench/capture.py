@@ -22,16 +22,17 @@ TITLE = "Capturing all 64 modules of a tiny model"
 COLUMNS = ("forward pass", "µs", "ratio to plain", "± s.e.", "µs more per module", "goal")
 NOTES = [
     "Tiny: 16 x (LayerNorm, Linear 128-512, GELU, Linear 512-128), 32 rows.",
-    "Small: the same, 64 wide, 8 rows; nnsight costs there what it did when the goals were set, 2.1 to 2.3 x.",
+    "Small: the same, 64 wide, 8 rows; there, nnsight costs the same as when the goals were set, 2.1 to 2.3 x.",
     "Smallest: 32 x (Linear 16-16, ReLU), 8 rows.",
     "Ratio: median over the rounds of (time / plain time) in the same round. Gradients are recorded.",
     "Attach and remove: a `with manager.capturing(model)` around each forward pass.",
-    "A torch hook that does nothing makes torch's call of a module take its longer path.",
-    "Compiler imported: torch._dynamo is there, which optimizers import, and has compiled nothing. Compiler used: it"
-    " has compiled something, whatever that was.",
+    "Even a torch hook that does nothing makes torch take the slower path when it calls a module.",
+    "Compiler imported: torch._dynamo is loaded, which optimizers import, but has compiled nothing. Compiler used: it "
+    "has compiled something, no matter what.",
     "TransformerLens: its own four-layer model, 64 wide, against the same model without a cache;"
-    " version 3, because 4 makes models only from weights that it downloads.",
-    "nnsight keeps references: what the model writes in place later changes what it holds. Ours are copies on write.",
+    " version 3, because version 4 only creates models from weights that it downloads.",
+    "nnsight keeps references, so later in-place writes by the model change what it holds. Hookline keeps "
+    "copy-on-write views.",
 ]
 MODULES = 64
 Forward = Callable[[], object]

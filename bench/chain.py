@@ -32,13 +32,14 @@ HOOKS: list[dict[str, Any]] = [
     {"name": "measure", "as": "after_clip"},
 ]
 NOTES = [
-    "Ratio: median over the rounds of (time / that of two reads and one write) in the same round.",
-    "Host alone: until the last call returned; the device may still be busy.",
-    "Device alone: one step whose launches were all queued before the device began. Its ratio is that of the medians.",
+    "Ratio: the median over the rounds of (time / time of two reads and one write) in the same round.",
+    "Host alone: the time until the last call returned; the device may still be busy.",
+    "Device alone: one step whose launches were all queued before the device began. Its ratio is the ratio of the "
+    "medians.",
     "Identity: the default hook alone, which is not called.",
     "By hand: the same five things in a loop over the parameters, with torch operations and without waits.",
     "Plus the same torch operations: the means, foreach operations and norms that the hooks use, called directly.",
-    "On CUDA a turn is some steps between two synchronizations.",
+    "On CUDA, a turn is a number of steps between two synchronizations.",
 ]
 
 

@@ -25,9 +25,11 @@ LIMIT = 1.15
 WIDTH, DEPTH = 1581, 12  # 30 million parameters
 SAVES, STEPS_BETWEEN = 6, 4
 NOTES = [
-    "The two in turn, each into an empty directory after a sync; all bytes are waited for (fsync).",
-    "Ours hashes the tensors in two threads while they are written: it needs a second core to hide that.",
-    "In training: 30M parameters with Adam, a save every few steps; a run's first one also gets memory to copy to.",
+    "The two alternate; each writes into an empty directory after a sync, and waits until all bytes are on disk "
+    "(fsync).",
+    "Ours hashes the tensors in two threads while they are written, which only a second core can hide.",
+    "In training: 30M parameters with Adam and a save every few steps; the first save of a run also allocates the "
+    "memory to copy to.",
 ]
 
 

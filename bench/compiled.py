@@ -23,10 +23,12 @@ COLUMNS = (
     "compiled step", "time", "above plain", "± s.e.", "goal", "peak memory", "graphs", "modules counted", "compiled in",
 )  # fmt: skip
 NOTES = [
-    "GPT-2 small, bf16, batch 8 x 1024, fused AdamW, torch.compile with its defaults; every one of 75 leaf modules.",
-    "Six statistics: mean, std, absmax, zeros, NaNs, infinities. A turn is some steps between two synchronizations.",
+    "GPT-2 small, bf16, batch 8 x 1024, fused AdamW, torch.compile with its defaults; each of the 75 leaf modules.",
+    "Six statistics: mean, std, absmax, zeros, NaNs, infinities. A turn is a number of steps between two "
+    "synchronizations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
-    "Compiled in: until all of the first step is queued, in a process that has compiled before, with an empty cache.",
+    "Compiled in: the time until the whole first step is queued, in a process that has compiled before, with an empty "
+    "cache.",
     "Traced: the same six as torch operations in torch hooks, which become part of the graph.",
     "An operator per module: the graph calls the monitor's hook, as it does for hooks that need more than statistics.",
 ]

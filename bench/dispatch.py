@@ -17,8 +17,9 @@ np.random.seed(0)  # NumPy loads its streams on first use
 TITLE = "Cost of firing an event, warm"
 COLUMNS = ("event", "µs per firing", "µs per hook", "goal")
 NOTES = [
-    "Median of the rounds; each round fires one event many times in a tight loop, less the empty loop.",
-    "Time of the processor, because a round is longer than a time slice, and another program would count.",
+    "The median over the rounds; each round fires one event many times in a tight loop, and the time of an empty loop "
+    "is subtracted.",
+    "Processor time, because a round is longer than a time slice, and other programs would count otherwise.",
     "Failure isolation is on, and every call is timed, as in a run.",
     "The goal per hook follows from at most 45 µs a step for ten hooks at four events, where caches are cold.",
     "Guarded: torch's, Python's and NumPy's random streams are compared before and after the event.",

@@ -27,9 +27,10 @@ from hookline.stats.rows import norms
 TITLE = "The gradient monitor, every parameter at every step"
 COLUMNS = ("what is measured, and how", "time", "above or ratio", "± s.e.", "goal")
 GPU_NOTES = [
-    "Pure bf16, batch 8 x 1024, fused AdamW. An interval is some steps between two synchronizations.",
+    "Pure bf16, batch 8 x 1024, fused AdamW. An interval is a number of steps between two synchronizations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
-    "Hookline's rows end on disk: metrics.jsonl and layers.jsonl, written every ten steps (the loop: every 47).",
+    "Hookline's rows end up on disk, in metrics.jsonl and layers.jsonl, written every ten steps (by the training loop "
+    "every 47).",
 ]
 CPU_NOTES = [
     "One torch thread. Ratio: median over the rounds of (time / the loop's time) in the same round.",
@@ -106,7 +107,7 @@ def gpu_watchers(training: Training, recorder: Recorder) -> dict[str, Plain]:
         "norms and moments, Hookline": monitored("≤ +1.5 %"),
         "percentiles too, Hookline": monitored("≤ +4 %", percentiles=[10, 50, 90]),
         "histograms and percentiles, Hookline": monitored("≤ +4 %", **all_of_it),
-        "the same, one bin to the octave, Hookline": monitored("≤ +4 %", **all_of_it, bins_per_octave=1),
+        "the same, one bin per octave, Hookline": monitored("≤ +4 %", **all_of_it, bins_per_octave=1),
         "update ratio too, Hookline": monitored(log_update_ratio=True),
     }
 

@@ -30,10 +30,12 @@ COLUMNS = ("host", "contender", "step µs", "above the host µs", "± s.e.", "ba
 BLOCK = 50  # steps that are timed together: a block is longer than what the clock of a thread can tell apart
 NOTES = [
     "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. The record is in memory.",
-    "Above the host: median over the rounds of (contender - host alone) in the same round, in time of the thread.",
-    "A/A: the host alone a second time; what it shows above the host is noise.",
-    "Its own callback: of the host's, with a handler that does nothing at each event of a step that ours listens to.",
-    "The bar in a host is its own callback in this table; that of attach is 10 µs without hooks and 30 with ten.",
+    "Above the host: median over the rounds of (contender - host alone) in the same round, in thread time.",
+    "A/A: the host alone, measured a second time; its difference is noise.",
+    "Its own callback: a callback of the host with a handler that does nothing, for each event of a step that "
+    "Hookline's callback listens to.",
+    "The goal in a host is the time of its own callback in this table; for attach it is 10 µs without hooks and 30 "
+    "with ten.",
 ]
 HOOKS = 10
 

@@ -9,10 +9,10 @@ from bench.table import Table
 
 TITLE = "Import time"
 NOTES = [
-    "In each interpreter torch is imported first, then hookline; the clock is read between the two and behind them.",
-    "Modules of hookline are imported when a name of theirs is first used: the last row takes the two trainers,"
-    " HookManager and TrainingHook.",
-    "Median over the interpreters, and its standard error.",
+    "Each interpreter imports torch first, then hookline; the clock is read between the two and after them.",
+    "Modules of hookline are imported when one of their names is first used; the last row uses the two trainers, "
+    "HookManager and TrainingHook.",
+    "The median over the interpreters, with its standard error.",
 ]
 GOAL = "≤ 40"
 IMPORT = """

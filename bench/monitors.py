@@ -26,16 +26,17 @@ COLUMNS = (
 NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
-    "One run at a time, because a run mostly has a machine to itself, with its hooks enabled and disabled in"
-    " alternation: ten steps that are not timed, then twenty that are. Two runs cannot be compared as closely, because"
-    " the layout of their memory makes some percent.",
-    "More: the median of an interval's due steps, of the steps after them, and of the other eight in ten, each minus"
-    " that of the paired interval with the hooks disabled, at the same positions; then the median of a session's"
-    " intervals, and the mean of the sessions, a new run each, with its standard error.",
-    "On average: a tenth of the first two and eight tenths of the third, as a share of a step without hooks.",
-    "Due / others: what p99 / median is if nothing interrupts the steps.",
-    "p99 / median: of single steps. The machine interrupts the steps without hooks as well, so against none divides by"
-    " their value.",
+    "One run at a time, because a run usually has a machine to itself, with its hooks alternately enabled and "
+    "disabled: ten steps that are not timed, then twenty that are. Two runs cannot be compared as closely, because "
+    "the layout of their memory makes a difference of a few percent.",
+    "More: the median of an interval's due steps, of the steps after them, and of the other eight in ten, each minus "
+    "that of the paired interval with the hooks disabled, at the same positions. Of these, the median over a "
+    "session's intervals, then the mean over the sessions, each a new run, with its standard error.",
+    "On average: one tenth of each of the first two plus eight tenths of the third, as a share of a step without "
+    "hooks.",
+    "Due / others: the value that p99 / median has if nothing interrupts the steps.",
+    "p99 / median: for single steps. The machine also interrupts the steps without hooks, so the column against none "
+    "divides by their value.",
     "The three monitors of document 002: lr_monitor, throughput, gradient_monitor. All others: gradient_flow, json_log"
     " and, in every module, activation_stats and monitor.",
 ]

@@ -17,12 +17,13 @@ TITLE = "Overhead per training step"
 COLUMNS = ("contender", "stepped", "step µs", "above bare µs", "± s.e.", "mean µs")
 NOTES = [
     "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. Hooks are no-ops at four events a step.",
-    "Above bare: median over the rounds of (contender - bare) in the same round; s.e. of that median.",
-    "Mean: of the same differences without the 1 % at either end; it shows occasional costs.",
-    "In a thread: a trainer that owns its loop runs in a thread and is stopped in its data iterator. This is"
-    " noisier; such rows are compared with the bare loop run the same way.",
-    "Those stepped directly take turns first, among themselves: what a large framework leaves in the caches is not a"
-    " cost of its neighbor.",
+    "Above bare: the median over the rounds of (contender - bare) in the same round, with the standard error of that "
+    "median.",
+    "Mean: the mean of these differences without the 1 % at either end; it shows occasional costs.",
+    "In a thread: a trainer that owns its loop runs in a thread and is stopped in its data iterator. This is noisier, "
+    "so such rows are compared with a bare loop that runs the same way.",
+    "Trainers that are stepped directly take their turns first, among themselves, so that what a large framework "
+    "leaves in the caches is not counted as a cost of the next one.",
 ]
 DIRECT, THREAD = "directly", "in a thread"
 HOOK_COUNTS = (0, 10)

@@ -29,13 +29,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TITLE = f"Step of two ranks (DDP over gloo, {'one GPU' if DEVICE == 'cuda' else 'CPU'})"
 COLUMNS = ("model", "contender", "step µs", "above plain DDP µs", "± s.e.", "above, %", "goal")
 NOTES = [
-    "Models: MLP 64-256-256-10 with batches of 64 a rank, and 64-1024-1024-10 with batches of 256; SGD.",
-    "Above plain DDP: median of the paired differences in each round.",
-    "One small all-reduce: plain DDP, and a sum of seven integers over a gloo group that is begun after each step and"
-    " awaited after the next.",
-    "Accelerate: its loop as its documentation has it, on the same model.",
+    "Models: MLP 64-256-256-10 with batches of 64 per rank, and 64-1024-1024-10 with batches of 256; SGD.",
+    "Above plain DDP: the median of the paired differences in each round.",
+    "One small all-reduce: plain DDP, and a sum of seven integers over a gloo group, which begins after each step and "
+    "is awaited after the next.",
+    "Accelerate: the loop from its documentation, on the same model.",
     "Monitors: activation_stats, gradient_monitor, throughput and lr_monitor, each every 10 steps.",
-    "Each rank has half of the cores and one torch thread; on two cores, the threads of gloo take time from training.",
+    "Each rank has half of the cores and one torch thread; on two cores, gloo's threads take time away from training.",
 ]
 STEPS_WITHOUT_END = 1_000_000_000
 BLOCK = 20  # timed steps of a contender in each round: Hookline's ranks agree in two of them

@@ -33,17 +33,17 @@ from hookline.stats.rows import summarize
 TITLE = "Statistics of activations and gradients"
 COLUMNS = ("what is measured, and how", "time", "above or ratio", "± s.e.", "goal", "peak memory", "in no_grad")
 GPU_NOTES = [
-    "Six statistics: mean, std, absmax, zeros, NaNs, infinities; ours are ten. Every leaf module, every step.",
-    "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronizations.",
+    "Six statistics: mean, std, absmax, zeros, NaNs, infinities; Hookline computes ten. Every leaf module, every step.",
+    "Pure bf16, batch 8 x 1024, fused AdamW. A turn is a number of steps between two synchronizations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
-    "Ours ends with the copy to the host and with reading what has arrived. With the record: the monitoring hook, "
-    "whose rows end in layers.jsonl, written every ten steps (the loop: every 47).",
-    "Peak memory: of a training step, and of an evaluation without gradients, above the plain one's.",
+    "Hookline's time includes the copy to the host and reading what has arrived. With the record: the monitoring "
+    "hook, whose rows end up in layers.jsonl, written every ten steps (by the training loop every 47).",
+    "Peak memory: that of a training step, and of an evaluation without gradients, above that of the plain one.",
 ]
 MODELS = (("GPT-2 small", 768, 12, "≤ +5 %", 10), ("width 2048", 2048, 16, "≤ +3 %", 4))
 CPU_NOTES = [
-    "One torch thread. A read is tensor.sum(). The naive way is six torch operations for each tensor, each read with "
-    "item().",
+    "One torch thread. A read is tensor.sum(). The naive way is six torch operations for each tensor, each of which "
+    "is read with item().",
     "Ratio: median over the rounds of (time / its baseline's time) in the same round.",
 ]
 

@@ -41,9 +41,10 @@ COLUMNS = (
 )
 NOTES = [
     "GPT-2 small: batch 8 x 1024, fused AdamW, pure bf16; autocast: float32 parameters, bf16 autocast.",
-    "Host: the same modules, so small that a step is what the host takes to launch it.",
+    "Host: the same modules, but so small that a step takes only the time that the host needs to launch it.",
     "Above: median over the rounds of (step / bare step of the same tree - 1) in the same round.",
-    "Kernels: the time of all kernels of a step; ours: of Hookline's. Queued: when the host had launched the last one.",
+    "Kernels: the time of all kernels of a step; ours: that of Hookline's kernels. Queued: the time until the host "
+    "had launched the last one.",
 ]
 BARE, NONE = "bare loop", "no hooks"
 STATISTICS = ("mean", "std", "absmax", "zeros", "nans", "infs")

@@ -14,14 +14,15 @@ from bench.interleave import close_all, interleave, standard_error_of_median
 from bench.overhead import scratch_directory
 from bench.table import Table
 
-TITLE = "hookline run, with scripts as they are"
+TITLE = "hookline run, with unedited scripts"
 COLUMNS = ("contender", "step µs", "above plain µs", "± s.e.", "goal")
 NOTES = [
-    "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. Thread time of the last of three steps, in turns.",
+    "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. Thread time of the last of three steps; the contenders "
+    "take turns.",
     "Above plain: median over the rounds of (contender - plain) in the same round. Plain again: an A/A pair.",
     "No hooks: an empty config; the record has loss and learning rate. Default: gradient and activation statistics,"
     " every 25 steps.",
-    "Start and end: seconds of a whole script with three steps, above those of plain Python; median of the pairs.",
+    "Start and end: seconds of a whole script with three steps, above plain Python; median of the pairs.",
 ]
 SCRIPT = """
 import sys

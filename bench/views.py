@@ -1,4 +1,4 @@
-"""What looking at a run costs: the live view, the report, the trackers, beside those of Lightning and the HF Trainer.
+"""The cost of looking at a run: the live view, the report, the trackers, beside those of Lightning and the HF Trainer.
 
 What is drawn or written by the clock does not happen in every step, so blocks of steps are timed, not single steps.
 Each contender has a process of its own: the threads of its trackers would take time from the others, too.
@@ -26,18 +26,18 @@ from bench.interleave import HandOver, Threaded, standard_error_of_median
 from bench.peers import STEPS_WITHOUT_END, silence
 from bench.table import Table
 
-TITLE = "What looking at a run costs"
+TITLE = "The cost of looking at a run"
 COLUMNS = ("contender", "step ms", "above plain µs", "± s.e.", "of a step", "other threads µs", "goal")
 NOTES = [
     "Model: three layers of 640 units, batch 64, SGD, on one thread. Above plain: the median over the rounds of"
-    " (contender - the same trainer without views), one directly after the other, per step of a block of"
-    " 500 steps; s.e. of it.",
-    "Other threads: the processor time of the threads that do not train, by step. They hold Python's lock for most of"
-    " it, so that it is about what they can delay training by; other programs disturb it less than durations."
-    " Trackers write every two seconds, partly between two blocks: this column has all of it.",
+    " (contender - the same trainer without views), one directly after the other, per step of a block of 500 steps, "
+    "with its standard error.",
+    "Other threads: the processor time per step of the threads that do not train. They hold Python's lock for most of "
+    "it, so it is roughly how much they can delay training; other programs affect it less than durations. Trackers "
+    "write every two seconds, partly between two blocks; this column includes all of it.",
     "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline,"
     " MLflow to sqlite.",
-    "Every trainer logs the loss of every step, which is its default here and not there.",
+    "Every trainer logs the loss of every step, which is the default in Hookline but not in the others.",
 ]
 WIDTH, BATCH, BLOCK, FEWEST_ROUNDS = 640, 64, 500, 6
 SECONDS_TO_CONNECT = 20  # MLflow makes a database

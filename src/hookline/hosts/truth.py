@@ -111,7 +111,7 @@ LIGHTNING = Host(
         "on_step_end": "at Lightning's on_train_batch_end: schedulers have stepped",
         "on_validation_end": "with the metrics that the module logged; `val_loss` becomes `val/loss`",
         "on_epoch_end": "at Lightning's on_train_epoch_end, after the validation",
-        "on_checkpoint_save": "for checkpoints that hooks asked for; Lightning saves its own beside it, `<name>.ckpt`",
+        "on_checkpoint_save": "for checkpoints that hooks asked for; Lightning saves its own next to it, `<name>.ckpt`",
         "on_checkpoint_load": "as `fit(ckpt_path=…)` begins, before on_train_start",
         "on_exception": "for every exception that leaves `fit`, and for Ctrl-C",
     },
