@@ -185,7 +185,7 @@ def test_a_newer_format_is_refused() -> None:
     (run / "run.json").write_text(json.dumps({**described, "format": 2}))
     before = (run / "run.json").read_bytes()
     for refused in (lambda: load_run(run), lambda: make_trainer(record=True, max_steps=3).fit(resume=run)):
-        with pytest.raises(HooklineError, match="has the format 2, and this Hookline reads 1; upgrade Hookline"):
+        with pytest.raises(HooklineError, match="has the format 2, but this Hookline reads 1; upgrade Hookline"):
             refused()
     assert main(["label", str(run)]) == 2
     assert (run / "run.json").read_bytes() == before

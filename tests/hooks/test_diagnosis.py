@@ -110,7 +110,7 @@ def test_bad_parameters_are_named() -> None:
         trainer.model[2].bias.fill_(float("inf"))
     diagnosis = diagnosis_of(trainer)
     assert (diagnosis.parameters, diagnosis.module, diagnosis.first_inf) == (("2.bias",), "2", "2")
-    assert "parameters were not finite already: 2.bias" in str(diagnosis)
+    assert "parameters were already not finite: 2.bias" in str(diagnosis)
 
 
 def test_a_loss_that_is_bad_although_outputs_are_finite() -> None:
@@ -144,7 +144,7 @@ def test_a_healthy_batch_is_reported_as_such() -> None:
     """What cannot be reproduced is reported as such."""
     diagnosis = diagnosis_of(make_trainer(BadOnce()))
     assert diagnosis.finite
-    assert "it cannot be reproduced" in str(diagnosis)
+    assert "the problem cannot be reproduced" in str(diagnosis)
 
 
 @pytest.mark.parametrize("middle", [Nested(Root()), BadOnce()], ids=["bad", "healthy"])

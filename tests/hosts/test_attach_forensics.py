@@ -80,7 +80,7 @@ def test_a_loss_that_is_to_blame() -> None:
         loop("none", hl, model, optimizer, batches(), spoils_loss=True)
     autopsy = hl.run.hooks.get("nan_forensics").autopsy
     assert autopsy.module is None and "0.weight" in autopsy.gradients
-    assert "the cause is the loss or the backward pass, which only step_fn could run again" in str(autopsy)
+    assert "the cause is the loss or the backward pass, which can be run again only with step_fn" in str(autopsy)
 
 
 def test_it_changes_nothing_while_all_is_well() -> None:

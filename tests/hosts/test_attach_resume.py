@@ -204,7 +204,7 @@ def test_checkpoints_of_other_optimizers() -> None:
         train(model, optimizer, batches(1))
         hl.save("mine")
     more = torch.optim.SGD(model.parameters(), lr=0.1)
-    refused = pytest.raises(HooklineError, match="has 1 optimizers, this loop has 2")
+    refused = pytest.raises(HooklineError, match="has 1 optimizer, but this loop has 2")
     with refused, hookline.attach(model, {"one": optimizer, "two": more}) as other:
         other.load(f"{hl.run.run_dir}/checkpoints/mine")
     refused = pytest.raises(HooklineError, match="the state of another kind of optimizer")

@@ -151,7 +151,7 @@ def train_without_fsync(rank: int, folder: str) -> None:
 
 def test_a_disk_that_refuses_the_events_of_a_rank_ends_nothing(tmp_path: Path) -> None:
     results = run_on_ranks(train_without_fsync, 2, str(tmp_path))
-    assert "rank 1: its record is losing data, training continues" in results[1].output
+    assert "rank 1: its record is losing data; training continues" in results[1].output
 
 
 def log_layers(rank: int, folder: str) -> list[bool]:

@@ -332,7 +332,7 @@ def test_a_full_disk_loses_the_row_and_not_the_run() -> None:
         (trainer.run_dir / "media").write_text("not a folder")
         trainer.log_table("t", ["a"], [[1]])
 
-    with pytest.warns(RuntimeWarning, match="is losing data, training continues"):
+    with pytest.warns(RuntimeWarning, match="is losing data; training continues"):
         trainer.train()
     assert trainer.step == 4 and trainer.record.lost == 1
     assert not read_media(trainer.run_dir)

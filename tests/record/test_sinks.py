@@ -155,7 +155,7 @@ def test_a_failing_sink_is_removed(kind: str, tmp_path: Path, caplog: pytest.Log
     close_record(record)
     assert len(broken.calls) == 1 and len(sink.rows("metrics")) == 2
     assert [message.getMessage().split(":")[0] for message in caplog.records] == [
-        "the sink BrokenSink failed and was removed, training continues"
+        "the sink BrokenSink failed and was removed; training continues"
     ]
     events = record.events if record.path is None else read_jsonl(record.path / "events.jsonl")[0]
     assert [(row["kind"], row["step"], row["sink"]) for row in events] == [("sink_failed", 1, "BrokenSink")]

@@ -203,7 +203,7 @@ def test_should_stop_stops() -> None:
 def test_settings_of_a_hook_that_is_not_switched_on() -> None:
     """They would have no effect; an explicit false keeps them, also in the recorded config of the run."""
     model, settings = make_model(), {"early_stopping_config": {"patience": 2}}
-    with pytest.raises(ConfigError, match="has no effect without enable_early_stopping_hook; set that to true"):
+    with pytest.raises(ConfigError, match="has no effect without enable_early_stopping_hook; set it to true"):
         GenericTrainer(HooksConfig(**settings), model, SGD(model.parameters(), 0.1))  # type: ignore[arg-type]
     off = HooksConfig(enable_early_stopping_hook=False, **settings)  # type: ignore[arg-type]
     trainer = GenericTrainer(off, model, SGD(model.parameters(), 0.1))

@@ -60,7 +60,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
     if Path(program).name.startswith("python"):
         options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words[1:])
         if deaf := next((option for option in options if re.fullmatch("-[A-Za-z]*[EIS][A-Za-z]*", option)), None):
-            problem = f"Python with {deaf} does not let Hookline in, and nothing would be recorded"
+            problem = f"Python with {deaf} does not load Hookline, so nothing would be recorded"
             raise cli.UsageError(f"{problem}; leave {deaf} out, or call hookline.attach in the script")
     return program, words
 

@@ -148,7 +148,7 @@ def _by_flag(hooks: HooksConfig) -> Iterator[HookSpec]:
         is_on = getattr(hooks, flag)
         options, parameters = _split(getattr(hooks, key), f"hooks.{key}")
         if parameters and flag not in hooks.model_fields_set:
-            why = f"has no effect without {flag}; set that to true, or to false to keep the settings for later"
+            why = f"has no effect without {flag}; set it to true, or to false to keep the settings for later"
             raise ConfigError(f"hooks.{key}", why)
         if is_on or parameters:
             path = f"hooks.{key if parameters else flag}"

@@ -126,7 +126,7 @@ class GradientMonitor(NamedHook):
             raise ConfigError("param_filter", message)
         frequency = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
         if frequency.amount <= 0:
-            raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
+            raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the minimum is 1")
         self.schedule = Schedule.parse(every=frequency)
         if log_histogram and bins_per_octave not in (1, 2, 4, 8):
             raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, {got(bins_per_octave)}")

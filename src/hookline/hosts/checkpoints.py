@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._names import plain_state_dict
+from hookline._text import counted
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.errors import CheckpointError
 from hookline.run.agreement import SaveName
@@ -84,7 +85,7 @@ class ForeignCheckpoints(Run):
         sections = {name: saved.section(name) for name in saved.names}
         then, now = len(sections["optimizers"]), len(self.optimizers)
         if then != now:
-            raise CheckpointError(f"{path} has {then} optimizers, this loop has {now}; the numbers must match")
+            raise CheckpointError(f"{path} has {counted(then, 'optimizer')}, but this loop has {now}; attach {then}")
         for optimizer, state in zip(self.optimizers, sections["optimizers"], strict=True):
             check_kind(optimizer, state)
         load_saved_weights(self.model, sections["model"])

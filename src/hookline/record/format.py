@@ -61,7 +61,7 @@ def check_run(path: Path, run: Mapping[str, Any]) -> None:
     """
     written = run.get("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
-        raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
+        raise RecordError(f"{path} has the format {written!r}, but this Hookline reads {FORMAT}; upgrade Hookline")
     if (field := _misfit(run, _RUN_FIELDS, "")) is not None:
         raise RecordError(f"{path / RUN_FILE} is damaged: Hookline did not write its field {field}")
 

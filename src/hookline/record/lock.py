@@ -125,7 +125,7 @@ def _lock(fds: list[int], path: Path) -> None:
         return
     name = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another writer"
     name = "this process" if owner == describe_process() else name
-    remedy = "" if locked_elsewhere else f"; if it is certainly gone, remove {path}"
+    remedy = "" if locked_elsewhere else f"; if you are sure that it is gone, remove {path}"
     raise RecordError(
         f"{path.parent} is being written by {name}; two writers would damage it. "
         f"Wait until it ends, or stop it and the processes that it started{remedy}"

@@ -525,7 +525,7 @@ class Record:
 
     def _report_sink(self, sink: Sink, step: int | None, error: Exception) -> None:
         name, text = type(sink).__name__, error_text(error)
-        logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
+        logger.warning("the sink %s failed and was removed; training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
 
 

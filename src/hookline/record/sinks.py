@@ -301,7 +301,7 @@ class FileStorage(Storage):
         (lines.write if isinstance(row, dict) else lines.write_row)(row)
 
     def _warn(self, error: Exception) -> None:
-        warn(f"the record in {self.path} is losing data, training continues: {error}", stacklevel=5)
+        warn(f"the record in {self.path} is losing data; training continues: {error}", stacklevel=5)
 
 
 class RankStorage(Storage):
@@ -340,7 +340,7 @@ class RankStorage(Storage):
         self._files[kind].write({**row, "rank": self._rank})
 
     def _warn(self, error: Exception) -> None:
-        logger.warning("its record is losing data, training continues: %s", error, of_rank=True)
+        logger.warning("its record is losing data; training continues: %s", error, of_rank=True)
 
     def _close_for_rank_0(self, run: dict[str, Any]) -> None:
         """Write the outcome into run.json if rank 0 has not done that and does not hold the lock."""

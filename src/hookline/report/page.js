@@ -442,7 +442,7 @@ function events(run) {
   });
   const heads = ["step", "event", "what", "time"];
   const count = run.data.event_count;
-  const note = `Of ${number(count)} events, ${number(rows.length)} are here: of each kind the first and the last.`;
+  const note = `${number(rows.length)} of ${number(count)} events are shown: the first and the last of each kind.`;
   const [first, ...rest] = foldRest(rows, MAX_EVENTS, (shown) => table(heads, shown));
   return el("div", {}, first, count > rows.length ? el("p", { class: "note" }, note) : null, ...rest);
 }
@@ -464,8 +464,8 @@ function fieldsOf(event) {
 function media(run) {
   const byName = groupBy(run.data.media, ({ type, name }) => JSON.stringify([type, name])), left = run.data.left_out.counts.media;
   if (!byName.size && !left) return null;
-  const note = byName.size ? `Of tables and images the newest are here; the record has ${number(left)} more of them.`
-    : `The record has tables or images, ${number(left)} in all, for which the page has no room.`;
+  const note = byName.size ? `The newest tables and images are shown; the record has ${number(left)} more.`
+    : `The page has no room for the tables and images of the record, ${number(left)} in all.`;
   return el("div", {}, el("div", { class: "cards" }, ...[...byName.values()].map(mediaCard)),
     left ? el("p", { class: "note" }, note) : null);
 }

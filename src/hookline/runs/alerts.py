@@ -101,7 +101,7 @@ def _is_quiet(summary: RunSummary) -> Iterator[Alert]:
         return
     quiet, longest = time.time() - written[-1], float(np.diff(written).max())
     if quiet > max(_QUIET_SECONDS, _QUIET_TIMES * longest):
-        pauses = f"no numbers for {duration_text(quiet)}; the longest pause before was {duration_text(longest)}"
+        pauses = f"no numbers for {duration_text(quiet)}; the longest earlier pause was {duration_text(longest)}"
         yield Alert(
             "quiet",
             "warning",

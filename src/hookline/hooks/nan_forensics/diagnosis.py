@@ -64,9 +64,10 @@ class Diagnosis:
 
     def __str__(self) -> str:
         if self.finite and self.loss is None:
-            return "run again, every output of the model was finite: it cannot be reproduced without the loss"
+            return "running it again gave only finite outputs: the problem cannot be reproduced without the loss"
         if self.finite:
-            return f"run again, the batch gave the loss {self.loss:.6g} and finite gradients: it cannot be reproduced"
+            result = f"running it again gave the loss {self.loss:.6g} and finite gradients"
+            return f"{result}: the problem cannot be reproduced"
         return "; ".join(self._clauses())
 
     def _clauses(self) -> Iterator[str]:
@@ -74,10 +75,10 @@ class Diagnosis:
         if self.batch:
             yield f"the batch itself is not finite in {first_of(self.batch, NAMES_SHOWN)}"
         if self.parameters:
-            yield f"parameters were not finite already: {first_of(self.parameters, NAMES_SHOWN)}"
+            yield f"parameters were already not finite: {first_of(self.parameters, NAMES_SHOWN)}"
         if self.loss is None and self.module is None:
             yield f"the model's outputs are finite, but {gradients}"
-            yield "the cause is the loss or the backward pass, which only step_fn could run again"
+            yield "the cause is the loss or the backward pass, which can be run again only with step_fn"
         elif self.loss is not None and math.isfinite(self.loss):
             yield f"the loss is finite ({self.loss:.6g}), but {gradients}"
             if self.backward_module is not None:
