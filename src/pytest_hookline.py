@@ -1,7 +1,7 @@
 """The pytest plugin of Hookline: fixtures for tests of hooks. docs/how-to/testing-hooks.md has the list.
 
-pytest imports this module wherever Hookline is installed. So it imports nothing of Hookline and no torch until a test
-uses a fixture.
+pytest imports this module wherever Hookline is installed. So it imports neither Hookline nor torch until a test uses a
+fixture.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def assert_hook_harmless() -> Any:
 
 @pytest.fixture
 def assert_hook_resumable() -> Any:
-    """The function hookline.testing.assert_resumable: a run that is killed and resumed ends as one that is not."""
+    """The function hookline.testing.assert_resumable: a run that is killed and resumed ends like any other."""
     from hookline.testing import assert_resumable
 
     return assert_resumable

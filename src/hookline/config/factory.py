@@ -1,9 +1,9 @@
 """Construct a config's component: import it if that is allowed, check its parameters, and call it.
 
-Parameters are checked against the factory's signature: an unknown or missing one raises a `ConfigError`. Of the values,
-only strings are checked against the annotation. A string where only numbers are valid would fail much later, in the
-middle of a run, and the value of a reference (``${env:NAME}``) is a string that may stand for a number. All other
-values are left to the factory, which often accepts more than its annotations say.
+Parameters are checked against the factory's signature: an unknown or missing one raises a `ConfigError`. Only string
+values are checked against the annotation. A string where only numbers are valid would fail much later, in the middle of
+a run, and the value of a reference (``${env:NAME}``) is a string that may stand for a number. All other values are left
+to the factory, which often accepts more than its annotations say.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _read_file(path: Path) -> Any:
             line = text.count("\n", 0, long_key.start()) + 1
             raise ConfigError(where, f"{TOO_DEEP} (line {line})")
         return tomllib.loads(text)
-    except ValueError as error:  # the parser's own errors, and what a number with thousands of digits raises
+    except ValueError as error:  # the parser's own errors, and the one for a number with thousands of digits
         raise ConfigError(where, f"is not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(where, TOO_DEEP) from None

@@ -56,8 +56,8 @@ def raise_config_errors(cls: type, prefix: str = "", when_missing: str = "") -> 
 def _config_error(error: ValidationError, given: Any, top: type, prefix: str, when_missing: str) -> ConfigError:
     """Describe the most likely cause of a validation error, and list the paths of the other problems.
 
-    A misspelt key comes first, because it may be what is missing elsewhere; keys missing from one mapping are one
-    problem.
+    A misspelt key comes first, because it may be the key that is missing elsewhere; keys missing from one mapping are
+    one problem.
     """
     by_path: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):

@@ -106,7 +106,8 @@ def stdlib_text(
             generator and never draws from the global one.
         path: A directory to read instead of the standard library's top-level modules.
         pattern: Which files of the directory to read.
-        vocab: The vocabulary of other data, for a model that was trained on it; made of the training text by default.
+        vocab: The vocabulary of other data, for a model that was trained on it; built from the training text by
+            default.
 
     Raises:
         HooklineError: If no file matches, or there is too little text for one batch.

@@ -202,7 +202,7 @@ class CheckpointHook(MetricHook):
         return gone
 
     def _score(self, trainer: RunControl, measurement: Measurement) -> float | None:
-        """Return what the checkpoint is ranked by; without a metric the newest is the best."""
+        """Return the value that ranks the checkpoint; without a metric, the newest is the best."""
         if self.monitor is None:
             return float(measurement.step if self.mode == "max" else -measurement.step)
         if measurement.source == "step" and not is_step_metric(self.key) and self.key not in measurement.metrics:

@@ -243,7 +243,7 @@ class EarlyStopping(MetricHook):
             self._waiting = state.get("waiting")
 
     def _complete_weights(self, model: torch.nn.Module) -> None:
-        """Add what the loaded weights lack: the model has it now, and a later step may change it."""
+        """Add the parameters that loaded weights lack: the model has them now, and a later step may change them."""
         validated = self._validated_weights
         for weights in filter(None, (self._best_weights, validated and validated[1])):
             weights.update(_copy_to_host(model, weights))

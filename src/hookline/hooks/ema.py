@@ -110,7 +110,7 @@ class EMAHook(NamedHook):
             self._averaged_model = ref(model)
 
     def _weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return what is averaged, without autograd's tracking, so that writing to it is not part of a graph."""
+        """Return the tensors to average, without autograd's tracking, so that writing to it is not part of a graph."""
         if self._tensors is None or self._tensors[0] is not model:
             named = plain_parameters(model) | (plain_buffers(model) if self.buffers else {})
             self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
@@ -206,7 +206,8 @@ class EMAHook(NamedHook):
             self._write(*self._applied_to)
             self._applied_to = self._applied_in = None
 
-    # A validation that fails has no end event. Its failure ends the run, or counts as that of the hook that validated.
+    # A validation that fails has no end event. Its failure ends the run, or counts as a failure of the hook that
+    # validated.
     on_exception = on_train_batch_start = _restore
 
     # ---- state -------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class GradientMonitor(NamedHook):
     built_in = True
     name = "gradient_monitor"
     needs = ("has_unscaled_gradients",)
-    same_on_all_ranks = True  # gradients are; measuring those of a sharded model needs all ranks
+    same_on_all_ranks = True  # gradients are the same on all ranks; of a sharded model, all must measure
     every_aliases = ("log_frequency",)
     saves = ("troubled",)
     # Trouble is reported as soon as the values arrive, not at the next step that is due. Without a device they have
@@ -346,7 +346,7 @@ class GradientSnapshot:
         self._read = TensorVersions(grads) if pieces.plain and versions_are_reliable else None
         self._columns, values = self._measure(pieces)
         self._measured = self._spread(values, self._present)
-        self._is_unchanged = False  # the optimizers got what was measured
+        self._is_unchanged = False  # the optimizers got the measured gradients
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
         # The parameters that are about to be updated: their rows, themselves, their norms and a copy of them.

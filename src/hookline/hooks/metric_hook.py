@@ -162,7 +162,7 @@ class MetricHook(NamedHook):
     def on_epoch_end(self, trainer: RunControl, step: int, epoch: int) -> None:
         """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
         if self._at_epochs:
-            loss, validated = trainer.step_loss(), self._validation.step == step  # the loss is that of all ranks here
+            loss, validated = trainer.step_loss(), self._validation.step == step  # the loss is over all ranks here
             metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
             self._drop_unknown_loss(trainer, metrics)
             metrics |= self._validation.metrics if validated else {}

@@ -141,7 +141,7 @@ class BackgroundQueue:
     def close(self, seconds: float) -> None:
         """Wait until everything is done, but at most the given seconds; the rest is counted in `left`.
 
-        The thread is abandoned then: it ends with the process or when what it waits for returns.
+        The thread is abandoned then: it ends with the process, or when the call it waits for returns.
         """
         with self._changed:
             self.is_closing = True

@@ -195,7 +195,7 @@ class Attached:
         else:
             try:
                 run.settle_step()  # The last step is complete; whatever ends the run came after it.
-            except Exception as failure:  # It does not replace what ends the run.
+            except Exception as failure:  # It does not replace the exception that ends the run.
                 logger.warning("while the run was ending: %s", error_text(failure))
         run.end(error, signal)
 
@@ -399,7 +399,7 @@ class Attached:
         self._epoch_is_open = True
 
     def end_epoch(self) -> None:
-        """End the epoch whose batches were read, and carry out what hooks ask for at its end."""
+        """End the epoch whose batches were read, and carry out the hooks' requests at its end."""
         self.run.settle()
         if self._epoch_is_open:
             self._epoch_is_open = False
@@ -427,7 +427,7 @@ def check_options(config: Any, hooks: Any, scaler: Any, accelerator: Any, step_f
     """Refuse options of another type.
 
     Raises:
-        HooklineError: The message names the option, and what it should be.
+        HooklineError: The message names the option and the expected value.
     """
     is_list = isinstance(hooks, (HookManager, Iterable)) and not isinstance(hooks, (str, Mapping))
     for name, value, fits, expected in (

@@ -156,7 +156,7 @@ class ForeignRun(ForeignCheckpoints):
         """Begin with no step in progress."""
         super().reset_steps()
         self._batch_is_open = False
-        self._is_over = False  # whether what comes next begins another micro-batch or step
+        self._is_over = False  # whether the next call begins another micro-batch or step
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
         self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
         self.calls.clear()
@@ -353,7 +353,7 @@ class ForeignRun(ForeignCheckpoints):
     def around_closure(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure after which the gradients are those of the step: it computes them, once or many times.
 
-        The step begins after the first call. The loss of the step is that of the first call, too.
+        The step begins after the first call. The loss of the step also comes from the first call.
         """
         calls = 0
 
@@ -421,7 +421,7 @@ class ForeignRun(ForeignCheckpoints):
         return not (self._batch_is_open or self.in_window)
 
     def settle(self) -> None:
-        """End the step and the micro-batch in progress: what comes next belongs to the next ones."""
+        """End the step and the micro-batch in progress: later calls belong to the next ones."""
         if not self._batch_is_open:
             return
         self._batch_is_open = self._is_over = False
@@ -479,7 +479,7 @@ class ForeignRun(ForeignCheckpoints):
         self.hooks.begin_batch(self.progress)
 
     def _end_optimizers(self) -> None:
-        """Count a skipped step, and make the sum of what was passed to backward the loss of the step."""
+        """Count a skipped step, and make the sum of the losses passed to backward the loss of the step."""
         self.end_optimizers()
         args = self.event_args
         if args.micro_batches:
@@ -549,7 +549,7 @@ class ForeignRun(ForeignCheckpoints):
     # ---- what a foreign loop does itself -----------------------------------------------------------------------------
 
     def prepare(self) -> Mapping[str, float] | None:
-        """Restore what the host's checkpoint had of this run."""
+        """Restore the state of this run from the host's checkpoint."""
         if self.resume_from is not None:
             self.load_sections(self.resume_from)
         return super().prepare()
@@ -590,7 +590,7 @@ class ForeignRun(ForeignCheckpoints):
         return self._prints and self.ranks.rank == 0
 
     def finish(self) -> None:
-        """End the last step, and save what hooks ask for."""
+        """End the last step, and make the saves that hooks ask for."""
         self.settle()
         super().finish()
         self.save_requested()

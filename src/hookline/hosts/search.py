@@ -14,7 +14,7 @@ from hookline.core.entry import numbered
 
 
 class Models(nn.ModuleDict):
-    """Several models that are trained in one run, as those of a GAN. It is in training mode while one of them is."""
+    """Several models that are trained in one run, as in a GAN. It is in training mode while one of them is."""
 
     @property
     def training(self) -> bool:
@@ -35,7 +35,7 @@ class Training(NamedTuple):
 
 
 def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.optim.Optimizer] = ()) -> Training | None:
-    """Return what an optimizer trains; None if no module has parameters of it.
+    """Return the model and optimizers that train with an optimizer; None if no module has its parameters.
 
     Every object is looked at once, by its `type`: `isinstance` would make proxies load what they stand for.
 

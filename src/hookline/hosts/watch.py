@@ -50,7 +50,7 @@ class Watch:
     """Watches the optimizers and backward passes of this process, and records a run of what they train.
 
     Args:
-        options: Which hooks, and what they may do.
+        options: The hooks, and what they may do.
         prints: Whether the closing line of a run is printed.
         owns_process: Whether the run ends with the process, whose end decides the outcome.
     """
@@ -247,7 +247,7 @@ class Watch:
                 tell(f"while the run was ending: {failure}")
 
     def end_cell(self, error: BaseException | None) -> None:
-        """End the run of a notebook's cell; what the next cell trains is looked for at its first step."""
+        """End the run of a notebook's cell; at the next cell's first step, Hookline looks for what it trains."""
         self.end(error)
         self._kept_hooks.close()
         self._unknown, self._has_stopped = 0, False

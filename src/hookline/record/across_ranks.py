@@ -90,7 +90,7 @@ class SharedRecord(Record):
         super().extend(entries if self._is_first else of_all)
 
     def share(self, part: SharedPart) -> None:
-        """Hand in numbers for the next exchange."""
+        """Contribute numbers to the next exchange."""
         self._parts.append(part)
 
     def add_own_sink(self, sink: Sink) -> SinkHandle:
@@ -114,7 +114,7 @@ class SharedRecord(Record):
         self._deliver()
 
     def prepare(self) -> int:
-        """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
+        """Take what was logged so far for the next exchange, and return a fingerprint of its names, never 0."""
         self._copy_entries()
         batches = [batch for batch in self._pending_metrics if isinstance(batch, MetricBatch)]
         entries = [*self._arrived, *(entry for batch in batches for entry in batch.entries)]
@@ -159,7 +159,7 @@ class SharedRecord(Record):
             super()._receive(batch, rows)
 
     def _deliver(self) -> None:
-        """Pass what has arrived to this rank's own sinks, and what was written to the others."""
+        """Pass rows that have arrived to this rank's own sinks, and rows that were written to the others."""
         self._own_sinks.deliver(self._report_sink)
         self._sinks.deliver(self._report_sink)
 

@@ -36,7 +36,7 @@ _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `RecordError`, with a remedy, if the disk refuses what the block does to a file."""
+    """Raise `RecordError`, with a remedy, if the disk refuses an operation of the block."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ class JsonLines:
             raise RecordError(f"{self.path} was deleted while the run was writing it; its lines are lost")
 
     def sync(self) -> None:
-        """Wait until the disk has what was written. Raises `RecordError` if it refuses."""
+        """Wait until everything written is on disk. Raises `RecordError` if it refuses."""
         with writing(self.path):
             if self._fd is not None:
                 os.fsync(self._fd)
@@ -268,7 +268,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def parse_json(text: bytes, parse: Callable[[bytes], Any] = json.loads) -> Any:
-    """Return what a JSON text contains. Raises `ValueError` if it is not JSON, or nested deeper than records are."""
+    """Return the value of a JSON string. Raises `ValueError` if it is not JSON, or nested deeper than records are."""
     try:
         value = parse(text)
     except RecursionError as error:

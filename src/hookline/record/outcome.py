@@ -24,5 +24,5 @@ class Outcome(StrEnum):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the run came to its end, or was asked to stop, without an exception or a signal."""
+        """Whether the run finished, or was asked to stop, without an exception or a signal."""
         return self in (Outcome.COMPLETED, Outcome.STOPPED, Outcome.NON_FINITE)

@@ -268,7 +268,7 @@ class Record:
         """Say how the numbers of several ranks are combined, by metric; in one process there is nothing to do."""
 
     def share(self, part: SharedPart) -> None:
-        """Hand in numbers that the ranks combine; in one process they are complete at once."""
+        """Contribute numbers that the ranks combine; in one process they are complete at once."""
         maxima = part.maxima()
         for name, value in part.finish(part.sizes, maxima, part.sums(maxima)).items():
             self.log(part.step, part.epoch, name, value)
@@ -398,7 +398,7 @@ class Record:
         """Write what is on the host, one row per step and series, and pass it to the sinks.
 
         The metrics that were logged since the last flush are copied to the host together. Those of a device that is
-        still busy, and what came after them, are written by a later flush unless `wait` is True.
+        still busy, and all later ones, are written by a later flush unless `wait` is True.
         """
         self._copy_entries()
         self._read(self._pending, wait)
@@ -415,12 +415,12 @@ class Record:
                 self._pending_metrics.append(MetricBatch(taken))
 
     def _read(self, queue: deque[Pending], wait: bool) -> None:
-        """Write what has arrived on the host, or everything if `wait`."""
+        """Write everything that has arrived on the host, or everything if `wait`."""
         while self._read_first(queue, wait):
             pass
 
     def _read_first(self, queue: deque[Pending], wait: bool) -> bool:
-        """Write the first of what is pending if it has arrived, or after a wait; return whether there may be more."""
+        """Write the first pending rows if they have arrived, or after a wait; return whether there may be more."""
         try:
             batch = queue[0]
         except IndexError:
@@ -430,7 +430,7 @@ class Record:
         with self._reading:  # only now: if the device never answers, another thread closes the record without a wait
             if queue and queue[0] is batch:  # no other thread was faster
                 rows = batch.rows()
-                queue.popleft()  # after the wait: a later flush reads what an interrupt left unread
+                queue.popleft()  # after the wait: a later flush reads the values that an interrupt left unread
                 self._receive(batch, rows)
                 if batch.lost:  # a device failed
                     self._storage.report_loss(batch.lost[0], len(batch.lost))
@@ -477,7 +477,7 @@ class Record:
             hooks: The description of every hook.
             costs: The time that each hook took.
             counters: The numbers of steps, failures and so on.
-            wait: Whether to wait for a device; False leaves out what is not on the host yet.
+            wait: Whether to wait for a device; False leaves out values that are not on the host yet.
 
         Raises:
             RecordError: If the outcome is not one of these; never for a failing disk or device.

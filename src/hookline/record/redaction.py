@@ -58,7 +58,7 @@ _ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]++)(['\"]?\s?=\s?|['\"]\s?:\s?)('[^
 _YAML_PAIR = re.compile(r"(?<![\w.-])([A-Za-z][\w.-]*)(:\s*)('[^']*'|\"[^\"]*\"|\$\{[^{}]*\}|[^\s,}\]]+)")
 _LOOKS_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*\d).{8,}")
 
-# How the tokens of vendors begin, as they document it: what follows is random. No ordinary name begins like the first
+# How the tokens of vendors begin, as they document it; the rest is random. No ordinary name begins like the first
 # ones, so 16 characters of any kind are a token.
 _OWN_PREFIXES = (
     "sk-(?:ant|proj)-", "nvapi-", "lsv2_(?:pt|sk)_", "pcsk_", "kgat_", "wandb_v1_", "tvly-", "github_pat_",

@@ -313,7 +313,7 @@ class RankStorage(Storage):
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__()
         self.path = path
-        self.is_continued = (path / RUN_FILE).exists()  # rank 0 writes that of a new run later
+        self.is_continued = (path / RUN_FILE).exists()  # rank 0 writes it later for a new run
         self._rank = rank
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
@@ -359,7 +359,7 @@ class RankStorage(Storage):
 
 
 def _as_yaml(config: Any) -> str:
-    """Return readable YAML; for what it cannot express, and beyond `MAX_YAML`, JSON, which is YAML."""
+    """Return readable YAML; for values that it cannot express, and beyond `MAX_YAML`, JSON, which is also YAML."""
     import yaml  # late: a record in memory writes no config
 
     try:

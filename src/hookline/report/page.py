@@ -302,7 +302,7 @@ def _last_attempt(summary: RunSummary) -> dict[str, Any]:
 
 
 def _left_out(numbers: PageNumbers, media: int) -> dict[str, Any]:
-    """Return what the page has no room for: names by kind, and the number of tables and images."""
+    """Return everything that the page has no room for: names by kind, and the number of tables and images."""
     names = {kind: [*map(_cut, kinds[:MAX_LEFT_OUT])] for kind, kinds in numbers.left_out.items()}
     return {"names": names, "counts": {kind: len(kinds) for kind, kinds in numbers.left_out.items()} | {"media": media}}
 
@@ -332,7 +332,7 @@ class Arrays:
 
 
 def _first_and_last(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events that the page has room for, in their order: of each kind as many of the first as of the last.
+    """Return the events that the page has room for, in their order: for each kind, as many first as last ones.
 
     Frequent kinds have to make room first, so that they displace neither an exception nor a checkpoint.
     """

@@ -159,7 +159,7 @@ def _severity(kind: str, run: Mapping[str, Any]) -> Severity:
 
 
 def _is_explained(reason: str, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether events say why a run is non-finite: that of a hook that stopped it, or that of its weights."""
+    """Return whether events say why a run is non-finite: an event of the hook that stopped it, or about weights."""
     kinds = ("crash", "non_finite") if reason.startswith("stopped by") else ("non_finite_weights",)
     return any(event["kind"] in kinds for event in events)
 
@@ -252,7 +252,7 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
             text += f": {first_of([*trouble.names], _NAMES_SHOWN)}"
         text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
         place = {"series": "gradients", "name": worst, "column": "norm"}
-        # Layers that begin at zero get no gradient in the first step, as beside the second matrix of LoRA.
+        # Some layers get no gradient in the first step, such as LoRA's first matrix, because the second begins at zero.
         is_passing = trouble.is_over and trouble.times == 1
         severity: Severity = "info" if is_passing or _is_of_loss(verdict, trouble, norms) else "warning"
         yield Alert("gradient_flow", severity, trouble.first, f"{hook}: {text}" if hook else text, place)

@@ -128,7 +128,7 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
 
 
 def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return the values of each run's hooks; of a hook that some runs lack, those that differ between the others."""
+    """Return the values of each run's hooks; for a hook that some lack, only values that differ."""
     # The default hooks of a run depend on the options, which are compared, and on the terminal.
     chosen = [[hook for hook in run.hooks if hook.get("origin") != "default"] for run in runs]
     hooks = [{hook["name"]: _values_of_hook(hook) for hook in hooks_of_run} for hooks_of_run in chosen]

@@ -30,7 +30,7 @@ def find_run(given: Path | str | None, runs: Path | str = RUNS) -> Path:
 def find_files(
     given: Path | str | None, runs: Path | str = RUNS, known: dict[Path, RunFiles] | None = None
 ) -> RunFiles:
-    """Return the files of what is named: a path that exists, a run in `runs` or in its DIR, or a run's checkpoint.
+    """Return the files of the named run: a path that exists, a run in `runs` or in its DIR, or a run's checkpoint.
 
     ``latest`` and ``DIR/latest`` are the newest run; otherwise ``TEXT`` and ``DIR/TEXT`` are, in this order, the run
     with this id, the newest run with this name, the run whose id begins with it, and the run whose id ends with it.
@@ -105,7 +105,7 @@ def _find_run(given: str, path: Path, root: Path, known: dict[Path, RunFiles]) -
     if len(path.parts) > 1 and (named := [run for run in _runs_in(root, known) if run.labels.name == given]):
         return _newest_of(named, given)
     where, matching = "begin", [run for run in runs if run.path.name.startswith(path.name)]
-    if not matching:  # the ids of one day begin alike
+    if not matching:  # the ids of one day begin with the same characters
         where, matching = "end", [run for run in runs if run.path.name.endswith(path.name)]
     if not matching:
         raise RecordError(_unknown_text(given, directory, runs))

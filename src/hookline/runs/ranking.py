@@ -146,7 +146,7 @@ def _are_same(first: RunSummary, other: RunSummary, divergence: Divergence | Non
 
 
 def _group_names(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
-    """Return a name for each group: that of its run, or the prefix that only the names of its runs share."""
+    """Return a name for each group: its run's name, or the prefix that only the names of its runs share."""
     labels = []
     for places in members:
         first, last = min(in_group := [names[place] for place in places]), max(in_group)
@@ -330,7 +330,7 @@ def _overlap(first: Value, other: Value) -> bool:
 
 
 def _distinct(values: Sequence[float]) -> list[str]:
-    """Return numbers of 4 digits; of more if different ones would look alike."""
+    """Return numbers of 4 digits; or of more if different ones would look the same."""
     digits = 4
     while digits < 17 and len({short_number(value, digits) for value in values}) < len(
         {repr(value) for value in values}

@@ -183,7 +183,7 @@ class RunReader:
         return sorted(events, key=lambda event: as_number(event.get("time")) or 0.0)
 
     def media_lines(self) -> list[dict[str, Any]]:
-        """Return the lines of media.jsonl, the newest first; of several with one name and step, the last.
+        """Return the lines of media.jsonl, the newest first; if several have one name and step, only the last.
 
         A run that recorded neither tables nor images has no such file.
         """

@@ -29,7 +29,7 @@ REMEDIES = {
     "train or eval mode": "run the model in `with trainer.inference() as model:`",
     "number of steps": "raise nothing and request no stop",
 }
-STEPS = 9  # The measured steps: those of a lifecycle without the first.
+STEPS = 9  # The measured steps: all steps of a lifecycle except the first.
 REPEATS = 15
 """Runs that are timed at most. Each step counts with its fastest time, so that load on the machine does not count."""
 
@@ -173,8 +173,8 @@ def assert_within_budget(
 
     The first step, validations, and the start and the end of a run do not count.
 
-    Load on the machine does not matter: of several runs, each step counts with its fastest time, and the test passes as
-    soon as these are within the budget. Calls are counted exactly.
+    Load on the machine does not matter: each step counts with its fastest time over several runs, and the test passes
+    as soon as these are within the budget. Calls are counted exactly.
 
     Args:
         hook: The hook, a class, a registered name, or a function that makes a hook; a hook is copied.

@@ -84,7 +84,7 @@ class Layout:
         return [(done, "green"), (self._left * (width - len(done)), "dim")]
 
     def _line(self, pieces: Iterable[Part]) -> str:
-        """Join pieces, and cut what is beyond the width."""
+        """Join pieces, and cut the line to the width."""
         left, line = self.width, ""
         for piece in pieces:
             text, style = (piece, "") if isinstance(piece, str) else piece

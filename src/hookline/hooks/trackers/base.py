@@ -213,7 +213,7 @@ class Tracker(NamedHook):
         self._is_ending = True
 
     def _stop(self, run: Mapping[str, Any]) -> None:
-        """Wait for what is queued, at most `timeout` seconds, and report what was lost."""
+        """Wait for queued rows, at most `timeout` seconds, and report lost ones."""
         if self._tracked is None:
             return
         trainer, queue, handle = self._tracked

@@ -55,7 +55,7 @@ class TensorBoardTracker(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         where = run.directory / DIRECTORY if self.directory is None and run.directory else self.directory
-        # Readers hide what other files of the directory have from this step on.
+        # From this step on, readers hide the contents of the directory's other files.
         purge = None if run.resumed_at is None else run.resumed_at + 1
         self._writer: Any = SummaryWriter(log_dir=str(where), purge_step=purge)
         self._hparams, self._last = dict(flatten(run.config)), dict[str, float]()

@@ -35,7 +35,7 @@ class AfterTorch:
         del loader.exec_module
         try:
             loader.exec_module(module)
-        except BaseException as error:  # the traceback looks like that of a plain import
+        except BaseException as error:  # the traceback looks like a plain import's
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             raise
         if self in sys.meta_path:
