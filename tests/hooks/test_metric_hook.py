@@ -330,7 +330,7 @@ def test_metrics_that_hooks_add_to_batches_are_measured_at_steps() -> None:
     """It is not measured at the end of an epoch; the error names the metrics that are."""
     trainer = recording(ModelCheckpoint(monitor="train/extra", mode="min"))
     trainer.on("train_batch_end")(lambda metrics: metrics.update(extra=0.5))
-    with pytest.raises(MetricMissing, match=r"are evaluated at steps only; .*train/epoch_loss, train/loss"):
+    with pytest.raises(MetricMissing, match=r"are evaluated only at steps; .*train/epoch_loss, train/loss"):
         trainer.train()
 
 

@@ -216,7 +216,7 @@ def test_images_of_pil_and_figures_of_matplotlib_write_themselves(tmp_path: Path
         (torch.ones(5, 6, 7), r"has the shape \[5, 6, 7\]"),
         (torch.ones(0, 3), "has the shape"),
         (torch.ones(2, 2, dtype=torch.int64), "is int64; pass uint8, or floats from 0 to 1"),
-        (torch.ones(1, 4097), "is 4097 x 1 pixels, at most 4096 x 4096"),
+        (torch.ones(1, 4097), "is 4097 x 1 pixels, but at most 4096 x 4096"),
         (torch.ones(2, 2, device="meta"), "no pixels that can be read"),
         (np.array([["a"]], dtype=object), "cannot be written as PNG"),
         ("cat.png", "is a str; log a tensor"),

@@ -198,7 +198,7 @@ def test_the_command_line_is_the_likely_cause_if_nothing_else_differs(tmp_path: 
     assert divergence is not None
     causes = likely_causes(first, second, divergence, [expected])
     assert causes[0] == 'the command: "code.py --depth 1" and "code.py --depth 2"'
-    assert "nothing else in the record differs: other data or another order of the data" in causes[1]
+    assert "nothing else in the record differs; perhaps the data, its order, a file or code" in causes[1]
     seed = Difference("config", "seed", (1, 2))
     assert likely_causes(first, second, divergence, [expected, seed]) == ["seed: 1 and 2"]
 

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
-    """Make a trainer like the one that crashed. The folder counts as a file: it may name registered components only."""
+    """Make a trainer like the one that crashed. The folder counts as a file: it may name only registered components."""
     from hookline.build import trainer_from_config
     from hookline.config.recorded import check_whole
 

@@ -19,7 +19,7 @@ from hookline.hosts.options import Options
 SITE = "hookline.hosts.site.sitecustomize"
 
 ARGUMENTS = (
-    argument("--hooks", "FILE", "a config of hooks (default: statistics of gradients and activations)")
+    argument("--hooks", "FILE", "a hooks config (default: statistics of gradients and activations)")
     | argument("--output", "DIR", "where the run's directory is created (default: runs)", default="runs")
     | flag("--allow-changes", "let hooks change training (without it, such hooks are rejected)")
     | IMPORT
@@ -66,7 +66,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 def check_hooks(path: str, allow: list[str]) -> None:
-    """Check a config of hooks before the script starts, because its first step may be hours away.
+    """Check a hooks config before the script starts, because its first step may be hours away.
 
     Raises:
         HooklineError: If it cannot be read, or names things that do not exist.

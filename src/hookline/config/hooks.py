@@ -71,7 +71,7 @@ def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool =
         ConfigError: If a key, a name or an option is wrong.
     """
     default = HookSpec("hooks.update", "identity", origin="default")
-    if config == {}:  # spares a trainer without a config of hooks the import of pydantic, about 0.2 s
+    if config == {}:  # without a hooks config, a trainer need not import pydantic, which takes 0.2 s
         return [default]
     from hookline.config.schema import as_hooks_config
 

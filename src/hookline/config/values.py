@@ -109,7 +109,7 @@ def read_yaml(text: str, where: str) -> Any:
 def plain_copy(tree: Mapping[str, Any], where: str, mapping: type[dict[str, Any]] = dict) -> dict[str, Any]:
     """Copy a config tree, checking its keys and values.
 
-    A value that is shared by several places is copied for each, so that an override changes one place only.
+    A value that is shared by several places is copied for each, so that an override changes only one place.
 
     Args:
         tree: The config.

@@ -50,7 +50,7 @@ class Vocabulary:
         return [self._ids.get(character, unknown) for character in text]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of some ids; unknown characters come out as U+FFFD."""
+        """Return the text of the given ids; unknown characters come out as U+FFFD."""
         return "".join(self.symbols[number] for number in ids)
 
 

@@ -72,7 +72,7 @@ class EMAHook(NamedHook):
     # ---- averaging ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self, model: torch.nn.Module, resumed: bool = False) -> None:
-        """Drop the average of another model."""
+        """Drop the average of a different model."""
         if not resumed and self._averaged_model is not None and self._averaged_model() is not model:
             self.updates, self.average = 0, {}
 

@@ -236,7 +236,7 @@ class GradientMonitor(NamedHook):
                 self._judge(keys, columns["l2"], trainer, step)
 
     def _log_layers(self, keys: TableKeys, table: Tensor, trainer: RunControl, step: int) -> None:
-        """Log the columns of layers.jsonl; each comes from a column of the table, which may have another name."""
+        """Log the columns of layers.jsonl; each comes from a column of the table, which may have a different name."""
         spec, named = self._spec, keys.columns
         sources = {"norm": "l2", "final_norm": "final_l2" if "final_l2" in named else "l2"} if self.log_norm else {}
         sources |= {name: name for name in MOMENTS if name in named and self.log_moments is not False}
@@ -325,7 +325,7 @@ def _percentile_name(point: float) -> str:
 
 
 class GradientSnapshot:
-    """The gradients of some parameters in one step, measured on their device as one table that is copied at once.
+    """The gradients of given parameters in one step, measured on their device as one table that is copied at once.
 
     Args:
         step: The step they belong to.
@@ -422,7 +422,7 @@ class GradientSnapshot:
         return list(grads), list(grads.values())
 
     def _spread(self, values: Tensor, rows: list[int], missing: float = math.nan) -> Tensor:
-        """Put the values of some parameters into a table with a row for each parameter."""
+        """Put the values of given parameters into a table with a row for each parameter."""
         if len(rows) == len(self.params):
             return values
         table = values.new_full((len(self.params), values.shape[1]), missing)

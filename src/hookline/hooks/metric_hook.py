@@ -211,7 +211,7 @@ class MetricHook(NamedHook):
         may_be_missing = measurement.awaits_validation if at_step or not of_training else self._at_steps
         if key not in measurement.optional and not may_be_missing:
             from_hooks = measurement.source == "epoch" and is_step_metric(key)
-            hint = "; metrics that hooks add to a batch are evaluated at steps only" if from_hooks else ""
+            hint = "; metrics that hooks add to a batch are evaluated only at steps" if from_hooks else ""
             nearby = nearest(key, [*measurement.metrics, *measurement.optional])
             self._handle_missing(f"metric {self.monitor!r} was not measured {measurement}{hint}; {nearby}")
         return None

@@ -21,10 +21,10 @@ from hookline.run.control import RunControl
 
 
 class Profiler(NamedHook):
-    """Writes torch.profiler traces of some steps into ``traces/`` in the run's directory.
+    """Writes torch.profiler traces of a few steps into ``traces/`` in the run's directory.
 
     A trace opens in Perfetto or in chrome://tracing. Outside the traced steps and their warm-up, the hook is not called
-    at all. Traced steps are slower, more so with `with_stack`. On another schedule (``every: 1000``) each due step
+    at all. Traced steps are slower, more so with `with_stack`. On a different schedule (``every: 1000``) each due step
     becomes a trace, or each due micro-batch if the schedule counts batches, tokens or seconds.
 
     Args:

@@ -134,7 +134,7 @@ class BackgroundQueue:
             return taken
 
     def wait_for_close(self, seconds: float) -> None:
-        """Wait some seconds, or until the queue is closed; for pauses between attempts."""
+        """Wait for the given seconds, or until the queue is closed; for pauses between attempts."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_closing, seconds)
 

@@ -29,9 +29,9 @@ class ThroughputMonitor(TimedHook):
     although those of a single step would not be. Utilization needs the package pynvml.
 
     The parts of a step are host times: ``data_wait_seconds``, ``forward_backward_seconds``, ``optimizer_seconds`` and
-    ``hooks_seconds``. The second and third include the hooks called during them; the last is the time of all
-    calls of hooks at the events of a step. On an accelerator the host only queues work, and waits when the queue is
-    full, so the parts show where the host was, not what the device computed.
+    ``hooks_seconds``. The second and third include the hooks called during them; the last is the time of all hook calls
+    at the events of a step. On an accelerator the host only queues work, and waits when the queue is full, so the parts
+    show where the host was, not what the device computed.
 
     With several ranks, samples, tokens and operations per second cover all ranks together. The memory is that of the
     rank with the most; times, shares and ``throughput/mfu`` are means over the ranks.
@@ -43,8 +43,8 @@ class ThroughputMonitor(TimedHook):
     Args:
         log_every_n_steps: An older name of `every`. At the end of a run, the remaining steps are reported only if there
             are at least half as many of them, or no others: the mean of fewer would look like a change of speed.
-        flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
-        flops_per_sample: Floating-point operations of forward and backward for one sample.
+        flops_per_token: Floating-point operations of the forward and backward pass, for ``throughput/tflops``.
+        flops_per_sample: Floating-point operations of the forward and backward pass for one sample.
         peak_flops: The device's peak FLOP per second, from which ``throughput/mfu`` is computed.
         every: How often to report, in steps.
     """

@@ -30,7 +30,7 @@ class HostedHooks:
     """Hooks in the loop of another trainer, which reports its progress to them.
 
     Args:
-        config: A config of hooks: the path of a YAML file, or a dict.
+        config: A hooks config: the path of a YAML file, or a dict.
         hooks: More hooks, or a `HookManager`.
         step_fn: ``(model, batch) -> loss``, which lets hooks such as `nan_forensics` run a batch again.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
@@ -207,7 +207,7 @@ class HostedHooks:
         return {name: plain_section(section) for name, section in self.run.state_sections().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Keep the state of a checkpoint for the run that begins next."""
+        """Keep a checkpoint's state for the next run."""
         self._saved = state_dict or None
 
 

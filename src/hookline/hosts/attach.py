@@ -56,7 +56,7 @@ def attach(
         model: The model that is trained, wrapped (DDP, FSDP2, compiled) or not.
         optimizer: One optimizer; a list of optimizers, which step together; or a dict of optimizers that step
             separately, as in a GAN: each step then has its own gradients.
-        config: A config of hooks: the path of a YAML file, or a dict.
+        config: A hooks config: the path of a YAML file, or a dict.
         hooks: More hooks, or a `HookManager`.
         scaler: The GradScaler of your loop, if it has one.
         accelerator: The `Accelerator` of your loop, if it has one.
@@ -79,7 +79,7 @@ class Attached:
     Args:
         model: The model.
         optimizer: The optimizers.
-        config: A config of hooks.
+        config: A hooks config.
         hooks: More hooks.
         scaler: The loop's GradScaler.
         accelerator: The loop's Accelerator.
@@ -424,7 +424,7 @@ def check_model(model: Any) -> None:
 
 
 def check_options(config: Any, hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, output_dir: Any) -> None:
-    """Refuse options of another type.
+    """Refuse options of the wrong type.
 
     Raises:
         HooklineError: The message names the option and the expected value.

@@ -19,7 +19,7 @@ TOOL = 4  # A tool id of sys.monitoring; Python gives 3 and 4 no meaning.
 
 
 def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
-    """Return the loss of a backward pass; None for one of another kind, such as that of a checkpointed block.
+    """Return the loss of a backward pass; None for other kinds of passes, such as a checkpointed block's.
 
     With a gradient, as in ``loss.backward(gradient)``, it is the number whose gradients the pass computes, in no less
     than single precision: a sum of many elements overflows half precision although no gradient does.

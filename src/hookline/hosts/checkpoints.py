@@ -63,7 +63,7 @@ class ForeignCheckpoints(Run):
         return write_checkpoint(directory, name, sections, {**meta, "lineage": self.record.run.get("lineage")})
 
     def state_sections(self) -> dict[str, Any]:
-        """Return Hookline's own part of a checkpoint: counters and the state of hooks."""
+        """Return Hookline's own part of a checkpoint: counters and hook state."""
         return {"progress": self.progress.state_dict(), "counts": self.run_status.state_dict(), **hooks_state(self)}
 
     def load_sections(self, sections: Mapping[str, Any]) -> None:

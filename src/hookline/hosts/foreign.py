@@ -275,7 +275,7 @@ class ForeignRun(ForeignCheckpoints):
     def forget_losses(self) -> bool:
         """Forget the losses since the last step if they left no gradient; return whether there were any.
 
-        Losses of another model leave none.
+        A different model's losses leave none.
         """
         if not self.event_args.micro_batches or any(param.grad is not None for param in self.params.values()):
             return False
@@ -499,7 +499,7 @@ class ForeignRun(ForeignCheckpoints):
             self.check_needs(entry)
 
     def _check_stop(self) -> None:
-        """Warn once if the loop trains on although a hook has asked it to stop."""
+        """Warn once if the loop continues to train although a hook has asked it to stop."""
         self._steps_after_stop += 1
         if self._steps_after_stop == 2:
             stop = self.run_status.stops[0]

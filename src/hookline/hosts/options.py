@@ -16,7 +16,7 @@ class Options:
     """The options of `hookline run`."""
 
     hooks: str | None = None
-    """A config of hooks; None for the default ones."""
+    """A hooks config; None for the default hooks."""
     output: str = "runs"
     allow_changes: bool = False
     imports: list[str] = field(default_factory=list)

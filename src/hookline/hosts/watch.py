@@ -59,7 +59,7 @@ class Watch:
         self.options, self._prints, self._owns_process = options, prints, owns_process
         self.attached: Watched | None = None
         self._problem = NO_STEP  # why nothing is recorded; empty if something is, or another rank records
-        self._unknown = 0  # steps of optimizers that no run has
+        self._unknown = 0  # steps of optimizers that belong to no run
         self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
         self._long_trainings = 0
         self._thread: threading.Thread | None = None  # the one that steps: of several at once, the first with a loss
@@ -221,7 +221,7 @@ class Watch:
             self._problem = f"no torch.nn.Module has the parameters of the optimizer ({type(optimizer).__name__})"
 
     def _begin(self, training: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a run, unless this is another rank than 0."""
+        """Begin a run, unless this is a rank other than 0."""
         from hookline.hosts.watched import Watched
         from hookline.ranks import own_rank
 

@@ -53,7 +53,7 @@ _RUN_FIELDS = {
 
 
 def check_run(path: Path, run: Mapping[str, Any]) -> None:
-    """Refuse a run.json of a newer format, and one with a field of another type than Hookline writes.
+    """Refuse a run.json with a newer format, and one with a field of a type that Hookline does not write.
 
     Args:
         path: The run's directory.
@@ -67,7 +67,7 @@ def check_run(path: Path, run: Mapping[str, Any]) -> None:
 
 
 def _misfit(value: Any, expected: Any, name: str) -> str | None:
-    """Return the name of the first field that has another type than expected; None if all fit."""
+    """Return the name of the first field whose type is not the expected one; None if all fit."""
     if isinstance(expected, dict) and isinstance(value, dict):
         inside = ((key, key.rstrip("?"), inner) for key, inner in expected.items())
         fields = [

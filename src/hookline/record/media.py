@@ -219,7 +219,7 @@ def make_image(name: str, image: Any) -> Image | Pixels:
 def _check_size(name: str, width: int, height: int) -> None:
     if width > MAX_IMAGE_SIDE or height > MAX_IMAGE_SIDE:
         most = f"at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE}"
-        raise RecordError(f"image {name!r} is {width} x {height} pixels, but at most {most} may be logged; shrink it")
+        raise RecordError(f"image {name!r} is {width} x {height} pixels, but {most} can be logged; make it smaller")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

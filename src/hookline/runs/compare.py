@@ -310,9 +310,8 @@ def likely_causes(
         commands = [*filter(_is_command, differences)]
         causes += [f"the command: {' and '.join(map(value_text, command.values))}" for command in commands]
         causes.append(
-            f"nothing {'else ' if commands else ''}in the record differs: other data or another order of the "
-            "data, operations that are not deterministic (trainer.deterministic), files that changed, or code that is "
-            "not in git"
+            f"nothing {'else ' if commands else ''}in the record differs; perhaps the data, its order, a file or code "
+            "outside of git changed, or operations are not deterministic (trainer.deterministic)"
         )
     return causes
 
