@@ -19,8 +19,7 @@ from pages import DOCS, table, visible
 from hookline import GenericTrainer, SimpleTrainer
 from hookline.build import generic_trainer
 from hookline.cli import COMMANDS, EXIT_CODES, Parser
-from hookline.cli.hooks import describe, docstring, kind_of, parameter_list, sentence_of, split_docstring
-from hookline.config.hooks import RESERVED
+from hookline.cli.hooks import describe, docstring, entry_keys, kind_of, parameter_list, sentence_of, split_docstring
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CAPABILITIES, CATALOG, Events
 from hookline.core.plugins import HOOKS, TABLES, TRAINERS
@@ -97,8 +96,7 @@ def hook_page(name: str, factory: Any) -> str:
     lines += ["## Behavior", "", *table((f"{hook['kind']} hook", ""), list(behavior(factory))), ""]
     required = "".join(f", {one['name']}: …" for one in hook["parameters"] if one["required"])
     kind = hook["kind"].split(" and ")[0]
-    own = {one["name"] for one in hook["parameters"]}
-    also = ", ".join(f"`{key}`" for key in RESERVED[1:] if key not in own)
+    also = ", ".join(f"`{key}`" for key in entry_keys(factory, {one["name"] for one in hook["parameters"]}))
     lines += [
         "## In a config", "", "```text", f"hooks: {{{kind}: [{{name: {name}{required}}}]}}", "```", "",
         f"The entry also takes {also}.", "",

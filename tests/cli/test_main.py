@@ -15,10 +15,11 @@ from commands import Captured, error_of, line_of_error, output_of, python
 from small_config import config_with
 
 import hookline
-from hookline import TrainingHook, __version__, register_hook
+from hookline import HookManager, TrainingHook, __version__, register_hook
 from hookline.cli import EXIT_CODES, main
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
+from hookline.errors import RegistrationError
 
 SMALL = config_with("{name: console_log, costs: false}")
 
@@ -367,6 +368,16 @@ def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured) -
 def test_an_empty_config_is_not_the_default_one(capsys: Captured) -> None:
     """An unset variable of a shell script must not train the default job."""
     assert "is not the name of a config file" in error_of(capsys, ["explain", ""])
+
+
+@pytest.mark.parametrize(("name", "takes"), [("early_stopping", True), ("confusion_matrix", False), ("wandb", False)])
+def test_a_hook_offers_a_schedule_only_where_one_has_an_effect(capsys: Captured, name: str, takes: bool) -> None:
+    """A hook that is never called inside steps rejects a schedule, so its description does not offer one."""
+    _, _, keys = " ".join(output_of(capsys, ["hooks", name]).split()).partition("the entry also takes ")
+    assert ("start" in keys) is takes and "on_error" in keys
+    if not takes:
+        with pytest.raises(RegistrationError, match="listens to no event inside steps"):
+            HookManager().register(name, start=2)
 
 
 def test_one_hook_in_full(capsys: Captured) -> None:

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +15,12 @@ from hookline._parameters import parameters_of
 from hookline.cli.arguments import IMPORT, JSON, argument
 from hookline.cli.formatting import heading, labeled, open_console, paragraph, print_json
 from hookline.core.base import ForwardHook, UpdateHook
+from hookline.core.catalog import SPELLINGS, Events
 from hookline.core.plugins import HOOKS, TABLES, PluginTable, package_of, unread_entry_points
 from hookline.errors import HooklineError, error_text
 
 FUNCTION = "made by a function"
+SCHEDULE = ("every", "at", "start", "stop")
 NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
 
 ARGUMENTS = argument("hooks", "NAME", "one hook in full", nargs="?") | JSON | IMPORT
@@ -109,8 +112,6 @@ def describe_any(name: str) -> dict[str, Any]:
 
 def print_hook(console: Console, name: str) -> None:
     """Print a hook's whole docstring, every parameter with its default, and how to use the hook."""
-    from hookline.config.hooks import RESERVED  # imports torch
-
     hook = describe(name)
     parameters = hook["parameters"]
     required = [parameter["name"] for parameter in parameters if parameter["required"]]
@@ -132,11 +133,21 @@ def print_hook(console: Console, name: str) -> None:
     names = [parameter["name"] for parameter in parameters]
     console.print("in a config")
     paragraph(console, entry if kind == FUNCTION else f"hooks: {{{kind}: [{entry}]}}")
-    paragraph(console, f"the entry also takes {', '.join(key for key in RESERVED[1:] if key not in names)}")
+    paragraph(console, f"the entry also takes {', '.join(entry_keys(HOOKS.find(name), names))}")
     if kind != FUNCTION:
         console.print("\non the command line")
         values = "".join(f" hooks.{name}.{key}=..." for key in required)
         paragraph(console, f"hookline train --hook {name}{values}")
+
+
+def entry_keys(factory: Any, parameters: Collection[str]) -> list[str]:
+    """List the keys that an entry takes beside the hook's parameters; schedules are for hooks called inside steps."""
+    from hookline.config.hooks import RESERVED  # imports torch
+
+    bases = factory.__mro__ if kind_of(factory) == "lifecycle" else ()
+    called = {name for base in bases if base is not Events for name in vars(base)} & set(SPELLINGS)
+    scheduled = not bases or any(SPELLINGS[name].inner for name in called)
+    return [key for key in RESERVED[1:] if key not in parameters and (scheduled or key not in SCHEDULE)]
 
 
 def docstring(factory: Any) -> str:
