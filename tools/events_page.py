@@ -29,7 +29,8 @@ AFTER_DIAGRAM = """
 
 Every loop that drives hooks says what it can do. Hookline's trainer can do all of this. Another loop may lack some of
 it, and then never fires the events of that row. A hook says what it `needs`, and a run that cannot do that refuses the
-hook when it is registered. It also refuses a hook that listens only to events which it never fires.
+hook. It also refuses a hook that listens only to events which it never fires. Your own loop shows some of its
+capabilities only while it runs: there, the first step refuses such a hook.
 """
 
 BEFORE_ARGUMENTS = """
