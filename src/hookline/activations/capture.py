@@ -101,9 +101,8 @@ class Capture(BuiltInForwardHook):
             _parameters.one_of(part, (*PARTS, "both"), "what")
         self._parts = tuple(part for part in PARTS if part in parts)
         # Each method names only the arguments that are needed, so that compiled code passes no others.
-        self.on_forward: Any = {("input",): self._on_inputs, ("output",): self._on_output}.get(
-            self._parts, self._on_both
-        )
+        by_parts: dict[tuple[str, ...], Any] = {("input",): self._on_inputs, ("output",): self._on_output}
+        self.on_forward: Any = by_parts.get(self._parts, self._on_both)
 
     def setup(self, registry: Any, name: str) -> None:
         """Use the manager's store and its limits."""

@@ -301,7 +301,7 @@ class _PartOfAll:
             return values
         by_name = self._split(values, self._part.sizes, which)
         none = torch.tensor([absent], dtype=torch.float64)
-        parts = [by_name.get(name, none.expand(size[which])) for name, size in self._limits.items()]
+        parts = [by_name.get(name, none.expand(size[which])) for name, size in self._sizes.items()]
         return torch.cat(parts or [none[:0]])
 
     @staticmethod
