@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from inspect import signature
 from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 
@@ -19,22 +19,12 @@ OPTIONS_PAGE = "`hookline help options`"
 """Lists the options, and what else constructors take."""
 
 
-# Not in the annotations: pydantic, which validates config files, would say it in other words than `check`.
-_BOUNDS = {
-    "max_epochs": NonNegativeInt | None,
-    "max_steps": NonNegativeInt | None,
-    "accumulate": PositiveInt,
-    "replicas": PositiveInt,
-    "sanity_batches": NonNegativeInt,
-    "fast_dev_run": NonNegativeInt,
-    "overfit_batches": NonNegativeInt,
-    "rank_timeout": FinitePositive,
-}
+def option(default: Any, about: str, bounded: Any = None) -> Any:
+    """Return a dataclass field with its help text, and its type with the bounds of its value.
 
-
-def option(default: Any, about: str) -> Any:
-    """Return a dataclass field with its help text."""
-    return field(default=default, metadata={"about": about})
+    The bounds are not in the annotation: pydantic, which validates config files, would say them in other words.
+    """
+    return field(default=default, metadata={"about": about, "bounded": bounded})
 
 
 @dataclass(kw_only=True)
@@ -43,16 +33,16 @@ class TrainerOptions:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # read when a config file is validated
 
-    max_epochs: int | None = option(None, "epochs to train; 1 unless max_steps is given")
-    max_steps: int | None = option(None, "optimizer steps to train")
-    accumulate: int = option(1, "micro-batches per optimizer step")
+    max_epochs: int | None = option(None, "epochs to train; 1 unless max_steps is given", NonNegativeInt | None)
+    max_steps: int | None = option(None, "optimizer steps to train", NonNegativeInt | None)
+    accumulate: int = option(1, "micro-batches per optimizer step", PositiveInt)
     loss_weight: Literal["batches", "samples", "tokens"] = option(
         "batches", "how the micro-batches of a step are weighted"
     )
     max_grad_norm: float | None = option(None, "maximum gradient norm; appends a clip_norm hook to the update chain")
     precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "precision of autocast; fp16 uses a GradScaler")
     validate_every: int | str | None = option("1 epoch", "when to validate: 100, '2 epochs', or null for never")
-    sanity_batches: int = option(2, "validation batches to run before the first step; 0 for none")
+    sanity_batches: int = option(2, "validation batches to run before the first step; 0 for none", NonNegativeInt)
     scheduler_interval: Literal["step", "epoch"] = option("step", "when schedulers step")
     seed: int | None = option(None, "seed for torch, Python and NumPy, set at the start of a run")
     deterministic: bool = option(False, "use torch's deterministic algorithms")
@@ -61,11 +51,11 @@ class TrainerOptions:
     resume: Literal["auto"] | None = option(
         None, "auto: continue the newest unfinished run of this config in output_dir, or start a new one"
     )
-    fast_dev_run: int = option(0, "run this many batches of everything, write nothing, let hooks raise")
+    fast_dev_run: int = option(0, "run this many batches of everything, write nothing, let hooks raise", NonNegativeInt)
     limit_train_batches: int | float | None = option(
         None, "end an epoch after this many batches, or after this share of them (0.1 is a tenth)"
     )
-    overfit_batches: int = option(0, "train only on the first N batches of each loader; 0 for all")
+    overfit_batches: int = option(0, "train only on the first N batches of each loader; 0 for all", NonNegativeInt)
     loader_schedule: Literal["sequential", "round_robin", "weighted"] = option(
         "sequential", "how several loaders are combined"
     )
@@ -82,9 +72,11 @@ class TrainerOptions:
         "auto", "how several processes share the model; auto: as it is already wrapped, else DDP for a config"
     )
     shard_modules: str | Sequence[str] | None = option(None, "patterns of the modules that fsdp2 shards one by one")
-    replicas: int = option(1, "number of copies of the sharded model, for fsdp2 (HSDP)")
+    replicas: int = option(1, "number of copies of the sharded model, for fsdp2 (HSDP)", PositiveInt)
     sync_each_batch: bool = option(False, "reduce gradients after every micro-batch; saves memory with fsdp2")
-    rank_timeout: float = option(600.0, "seconds after which a process that makes no progress ends the run")
+    rank_timeout: float = option(
+        600.0, "seconds after which a process that makes no progress ends the run", FinitePositive
+    )
     output_dir: str = option("runs", "directory in which the run's directory is created")
     name: str | None = option(None, "name of the run; commands accept it in place of the id")
     tags: str | Sequence[str] | None = option(None, "tags of the run, for finding it later")
@@ -100,8 +92,9 @@ class TrainerOptions:
         for name, kind in get_type_hints(TrainerOptions).items():
             if kind is bool or get_origin(kind) is Literal:
                 check(getattr(self, name), kind, f"trainer.{name}")
-        for name, bounded in _BOUNDS.items():
-            check(getattr(self, name), bounded, f"trainer.{name}")
+        for item in fields(TrainerOptions):
+            if (bounded := item.metadata["bounded"]) is not None:
+                check(getattr(self, item.name), bounded, f"trainer.{item.name}")
         if self.resume not in (None, "auto"):
             why = f"expected 'auto' or null, got {shown(self.resume)}; to continue one run call fit(resume=…)"
             raise ConfigError("trainer.resume", why)
