@@ -100,9 +100,6 @@ class OneSave:
         path: Path = written()
         return path
 
-    def abandon(self) -> None:
-        """Do nothing: `write` removes what it does not finish."""
-
 
 class SharedSave:
     """A save of several ranks. Each writes its files; once all are durable, rank 0 writes the manifest and renames.

@@ -96,10 +96,10 @@ class CheckpointedRun(EpochRun):
         With several ranks it is given up: the others may not have failed, and would not answer.
         """
         try:
-            if self._pending is not None and self.ranks.world_size > 1:
+            if self._pending is not None and isinstance(shared := self._pending.save, SharedSave):
                 save, self._pending = self._pending, None
                 wait([save.written])
-                save.save.abandon()
+                shared.abandon()
                 raise CheckpointError(f"step {save.step} has no checkpoint: a rank failed while it was written")
             self.finish_save()
         except Exception as another:

@@ -56,9 +56,8 @@ class SignalHandler:
             previous = signal.getsignal(number)
             if previous in (signal.SIG_IGN, None):  # None: not set from Python, so that it could not be restored
                 continue
-            with contextlib.suppress(ValueError):  # a subinterpreter
-                signal.signal(number, self._handle)
-                self._previous[number] = previous
+            signal.signal(number, self._handle)
+            self._previous[number] = previous
         return self
 
     def __exit__(self, *_: object) -> None:
