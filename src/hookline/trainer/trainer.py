@@ -37,7 +37,7 @@ from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.schedules import settings_of
 from hookline.trainer.step_fn import ForwardPass, StepFunction, loss_and_metrics
-from hookline.trainer.training import add_console, opening_line, prepare_training, training, unfinished_runs
+from hookline.trainer.training import opening_line, prepare_training, training, unfinished_runs
 from hookline.trainer.validation import validate
 from hookline.trainer.window import AccumulationWindow
 
@@ -425,11 +425,6 @@ class Trainer(CheckpointedRun):
         return int(period.amount) if period and period.unit == unit else 0
 
     # ---- the beginning and the end of a run --------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Begin as every run does; first add a hook that prints progress, unless the user has one."""
-        add_console(self)
-        super().begin()
 
     def prepare(self) -> dict[str, Any] | None:
         """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""

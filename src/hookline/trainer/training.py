@@ -80,6 +80,7 @@ def training(trainer: Trainer, resume: str | Path | None, fork: bool = False) ->
         with SignalHandler(trainer.agreement.request_end, trainer.prints, saves) as signals:
             trainer.signals = signals
             try:
+                _add_console(trainer)
                 trainer.begin()
                 try:
                     yield
@@ -196,7 +197,7 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
             raise ConfigError(f"{entry.name}.every", why)
 
 
-def add_console(trainer: Trainer) -> None:
+def _add_console(trainer: Trainer) -> None:
     """Register a `console_log` hook for this run, unless another hook, even a disabled one, shows the progress."""
     if not trainer.options.console or any(hook_attribute(hook, "shows_progress") for hook in trainer.hooks.hooks):
         return

@@ -20,7 +20,6 @@ from torch.utils.data import (
 )
 
 from hookline._words import nearest
-from hookline.core.rng_guard import as_tuples
 from hookline.errors import ConfigError, TrainingError, with_article
 from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import has_state, index_sampler, known_length
@@ -130,7 +129,7 @@ class Weighted:
 
     def restore(self, state: Any) -> None:
         """Restore a saved state."""
-        self._generator.setstate(as_tuples(state))
+        self._generator.setstate(state)
 
 
 class TrainLoaders(dict[str, Iterable[Any]]):
