@@ -276,24 +276,15 @@ def test_a_forged_meta_is_found(tmp_path: Path) -> None:
     assert verify_checkpoint(path) == ["manifest.json: its meta differs from that in state.json"]
 
 
-def test_loading_to_an_impossible_device(tmp_path: Path) -> None:
-    """The error for a missing device names the file."""
-    path = save(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"cannot load .*model\.safetensors to moon:3"):
-        read_checkpoint(path, "moon:3")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_state_is_saved_and_loaded(tmp_path: Path) -> None:
-    """Tensors on a GPU are written, and come back where they are wanted."""
+    """Tensors on a GPU are written, and come back on the host."""
     weight = torch.randn(3, device="cuda")
     path = write_checkpoint(tmp_path, "x", {"m": {"w": weight, "t": weight}}, {"step": 1})
-    for where in ("cpu", "cuda", torch.device("cuda", 0)):
-        loaded, _ = read_checkpoint(path, where)
-        assert loaded["m"]["w"] is loaded["m"]["t"]
-        assert loaded["m"]["w"].device.type == torch.device(where).type
-        assert torch.equal(loaded["m"]["w"].cpu(), weight.cpu())
+    loaded, _ = read_checkpoint(path)
+    assert loaded["m"]["w"] is loaded["m"]["t"]
+    assert torch.equal(loaded["m"]["w"], weight.cpu())
 
 
 # ---- hashes ----------------------------------------------------------------------------------------------------------

@@ -163,19 +163,18 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
     Args:
         files: The safetensors files.
-        device: Where whole tensors go.
         like: Tells which tensors are read as shards; without it all are read whole.
     """
 
-    def __init__(self, files: Sequence[Path], device: str, like: Like | None = None) -> None:
-        self._device, self._like = device, like
+    def __init__(self, files: Sequence[Path], like: Like | None = None) -> None:
+        self._like = like
         self._pieces: dict[str, list[_Piece]] = {}
         for file in files:
-            with failing_as(f"cannot load {file} to {device}"):
+            with failing_as(f"cannot load {file}"):
                 self._open(file)
 
     def _open(self, file: Path) -> None:
-        opened: Any = safe_open(file, framework="pt", device=self._device)
+        opened: Any = safe_open(file, framework="pt")
         places = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
         for name in opened.keys():  # noqa: SIM118 - it is not a dict
             size, place = opened.get_slice(name).get_shape(), places.get(name, {})
@@ -202,12 +201,12 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     def _read(self, name: str, region: Region) -> torch.Tensor:
         """Read a block of a tensor from the pieces that overlap it."""
         pieces = self._pieces[name]
-        with failing_as(f"cannot load {name!r} of {pieces[0].file} to {self._device}"):
+        with failing_as(f"cannot load {name!r} of {pieces[0].file}"):
             if pieces[0].region == region:
                 whole: torch.Tensor = pieces[0].opened.get_tensor(name)
                 return whole
             dtype = _DTYPES[pieces[0].opened.get_slice(name).get_dtype()]
-            block, elements = torch.empty([*map(len, region)], dtype=dtype, device=self._device), 0
+            block, elements = torch.empty([*map(len, region)], dtype=dtype, device="cpu"), 0
             for piece in pieces:
                 both = zip(region, piece.region, strict=True)
                 overlap = tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in both)

@@ -26,8 +26,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hookline._fs import (
     NotAPlainFile,
     Part,
@@ -133,15 +131,15 @@ def remove_temporary(temporary: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the sections and meta of a checkpoint, after every byte was verified against its manifest.
 
     For a run on several ranks, these are rank 0's, with all tensors whole.
 
     Raises:
-        CheckpointError: If the checkpoint is damaged or cannot be loaded to the device.
+        CheckpointError: If the checkpoint is damaged.
     """
-    saved = SavedCheckpoint(path, map_location).verified()
+    saved = SavedCheckpoint(path).verified()
     return {name: saved.section(name) for name in saved.names}, saved.meta
 
 
@@ -150,11 +148,10 @@ class SavedCheckpoint:
 
     Args:
         path: Its directory.
-        device: Where tensors go.
     """
 
-    def __init__(self, path: Path, device: str | torch.device = "cpu") -> None:
-        self.path, self._device = Path(path), str(device)
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
         self._states: dict[int, dict[str, Any]] = {}  # by rank
 
     @cached_property
@@ -201,7 +198,7 @@ class SavedCheckpoint:
         """
         files = [name for name in self.manifest["files"] if name.endswith(_TENSORS) and _section_of(name) == section]
         with inside(f"{self.path}, section {section!r}"):
-            return SavedTensors([self.path / name for name in files], self._device, like)
+            return SavedTensors([self.path / name for name in files], like)
 
     def section(self, name: str, rank: int = 0, like: Like | None = None) -> Any:
         """Return a section as it was on a rank.
