@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from saved_checkpoints import verify_checkpoint
 
 from hookline import _fs
-from hookline.checkpoints.store import newest_good, read_checkpoint, verify_checkpoint, write_checkpoint
+from hookline.checkpoints.store import newest_good, read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 CALLS = ("open", "write", "fsync", "rename")

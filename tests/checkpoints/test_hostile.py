@@ -13,14 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from saved_checkpoints import list_checkpoints, verify_checkpoint
 
-from hookline.checkpoints.store import (
-    list_checkpoints,
-    newest_good,
-    read_checkpoint,
-    verify_checkpoint,
-    write_checkpoint,
-)
+from hookline.checkpoints.store import newest_good, read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 FORBIDDEN = (

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from saved_checkpoints import list_checkpoints, verify_checkpoint
 
 from hookline.checkpoints.retention import delete_checkpoints
-from hookline.checkpoints.store import list_checkpoints, newest_good, verify_checkpoint, write_checkpoint
+from hookline.checkpoints.store import newest_good, write_checkpoint
 
 
 def write(*steps: int) -> Path:

@@ -17,16 +17,10 @@ from typing import Any
 import pytest
 import torch
 from builders import make_batches, make_trainer
+from saved_checkpoints import list_checkpoints, verify_checkpoint
 
 from hookline import SimpleTrainer, _fs
-from hookline.checkpoints.store import (
-    list_checkpoints,
-    newest_good,
-    read_checkpoint,
-    temporary_name,
-    verify_checkpoint,
-    write_checkpoint,
-)
+from hookline.checkpoints.store import newest_good, read_checkpoint, temporary_name, write_checkpoint
 from hookline.errors import CheckpointError
 
 DEAD_PID = 2**22 + 1  # larger than any id that the kernel assigns

@@ -14,10 +14,10 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from saved_checkpoints import verify_checkpoint
 
 import hookline.ignite
 from hookline import HooklineError, TrainingHook, read_metrics
-from hookline.checkpoints.store import verify_checkpoint
 from hookline.errors import RegistrationError
 from hookline.hosts import versions
 

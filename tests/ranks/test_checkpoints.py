@@ -13,11 +13,12 @@ import torch
 from rank_processes import run_on_ranks
 from rank_runs import DEVICE, make_batches, make_model, make_trainer, whole, wrap
 from safetensors.torch import load_file
+from saved_checkpoints import verify_checkpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import ResumableSampler, SimpleTrainer, Trainer, TrainingHook
-from hookline.checkpoints.store import read_checkpoint, temporary_name, verify_checkpoint
+from hookline.checkpoints.store import read_checkpoint, temporary_name
 from hookline.cli import main
 
 KINDS = ["ddp", "fsdp2"]

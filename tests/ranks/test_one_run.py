@@ -97,7 +97,9 @@ def names_of(rank: int, kind: str, world_size: int, folder: str) -> dict[str, li
     trainer.train()
     if rank:
         return {}
-    from hookline.checkpoints.store import list_checkpoints, read_checkpoint
+    from saved_checkpoints import list_checkpoints
+
+    from hookline.checkpoints.store import read_checkpoint
 
     sections, _ = read_checkpoint(list_checkpoints(Path(trainer.checkpoint_dir))[0])
     (series,) = [one for one in read_layers(trainer.run_dir).values() if one.names]

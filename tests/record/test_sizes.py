@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from builders import make_trainer
 from records import close_record, start_record
+from saved_checkpoints import verify_checkpoint
 
 from hookline import CheckpointHook, TrainingHook, _limits, load_run
-from hookline.checkpoints.store import read_checkpoint, verify_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.cli import main
 from hookline.config.load import load_config
 from hookline.errors import CheckpointError, ConfigError, HooklineError, RecordError, error_text, traceback_text

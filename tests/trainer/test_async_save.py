@@ -19,13 +19,13 @@ import pytest
 import torch
 from builders import batches_of, make_batches
 from fresh_process import start, status_of
+from saved_checkpoints import list_checkpoints
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
 from hookline.checkpoints.format import encode_section
 from hookline.checkpoints.saves import HostMemory
-from hookline.checkpoints.store import list_checkpoints
 from hookline.errors import CheckpointError
 from hookline.record import read_events, read_json
 

@@ -18,12 +18,13 @@ import torch
 from builders import batches_of, make_batches, make_model
 from opened_files import opened_files
 from safetensors.torch import load_file
+from saved_checkpoints import list_checkpoints
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, EarlyStopping, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
-from hookline.checkpoints.store import list_checkpoints, read_checkpoint, write_checkpoint
+from hookline.checkpoints.store import read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError
 from hookline.record import read_events, read_json
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from read_batches import Reader
+from saved_checkpoints import list_checkpoints
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from hookline import ResumableSampler
-from hookline.checkpoints.store import list_checkpoints, read_checkpoint
+from hookline.checkpoints.store import read_checkpoint
 from hookline.errors import CheckpointError
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hookline._fs import sync_directory
-from hookline.checkpoints.store import list_checkpoints, temporary_name, verify_checkpoint
+from hookline.checkpoints.store import checkpoints_in, temporary_name
 
 KEEP_ALL = -1  # as `top_k`
 
@@ -82,9 +82,9 @@ def delete_checkpoints(
     """
     existing = [name for name in names if (directory / name).is_dir()]
     protected: set[str] = set()
-    for path in list_checkpoints(directory) if existing else []:
-        if path.name in trusted or not verify_checkpoint(path):
-            protected.add(path.name)
+    for checkpoint in checkpoints_in(directory) if existing else []:
+        if checkpoint.path.name in trusted or not checkpoint.problems:
+            protected.add(checkpoint.path.name)
         if len(protected) == 1 + keep_previous:
             break
     for name in existing:

@@ -272,11 +272,6 @@ class SavedCheckpoint:
         return step, 0.0, self.path.name
 
 
-def verify_checkpoint(path: Path) -> list[str]:
-    """Return the problems of a checkpoint, one sentence each; empty if every file is as it was written."""
-    return SavedCheckpoint(path).problems
-
-
 def checkpoints_in(directory: Path) -> list[SavedCheckpoint]:
     """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too.
 
@@ -299,11 +294,6 @@ def _checkpoint_paths(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(explain(directory, error, "read")) from error
-
-
-def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the paths of `checkpoints_in` a directory, newest first."""
-    return [checkpoint.path for checkpoint in checkpoints_in(directory)]
 
 
 def newest_good(directory: Path) -> tuple[SavedCheckpoint | None, list[str]]:

@@ -103,10 +103,10 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
         show = shlex.join(["hookline", "show", str(relative_to_here(trainer.run_dir))])
         print_line(f"hookline: the loss became non-finite; `{show}` says where to continue from", sys.stderr)
         return
-    from hookline.checkpoints.store import list_checkpoints
+    from hookline.checkpoints.store import checkpoints_in
 
-    saved = list_checkpoints(trainer.checkpoint_dir)
-    start = f"from {saved[0].name}" if saved else "from the first step, because there is no checkpoint"
+    saved = checkpoints_in(trainer.checkpoint_dir)
+    start = f"from {saved[0].path.name}" if saved else "from the first step, because there is no checkpoint"
     # Modules that were imported and paths in the config may be relative to the current directory.
     here = Path.cwd()
     count = trainer.ranks.world_size
