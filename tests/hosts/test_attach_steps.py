@@ -445,3 +445,41 @@ def test_a_loop_that_steps_its_schedulers_itself_has_none_for_hooks() -> None:
         hl.backward(loss_of(model, batches(1)[0]))
         optimizer.step()
     assert seen == [[]]
+
+
+def climb(model: nn.Module, rho: float) -> None:
+    """Add the gradient, scaled, to the weights."""
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(param.grad, alpha=rho)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reads_batches", [False, True])
+def test_two_passes_of_which_the_loop_steps_the_first_by_hand_are_one_step(reads_batches: bool) -> None:
+    """Sharpness-aware minimization: the gradient comes from above, and no step was skipped."""
+
+    def train_sharply(model: nn.Module, optimizer: torch.optim.Optimizer, given: Any, backward: Any) -> list[float]:
+        losses = []
+        for batch in given:
+            weights = [param.detach().clone() for param in model.parameters()]
+            backward(loss_of(model, batch))
+            climb(model, 0.05)
+            optimizer.zero_grad()
+            losses.append(loss_of(model, batch))
+            backward(losses[-1])
+            with torch.no_grad():
+                for param, weight in zip(model.parameters(), weights, strict=True):
+                    param.copy_(weight)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [loss.item() for loss in losses]
+
+    model, optimizer = make()
+    losses = train_sharply(model, optimizer, batches(), torch.Tensor.backward)
+    expected = state_of(model)
+    model, optimizer = make()
+    with hookline.attach(model, optimizer) as hl:
+        train_sharply(model, optimizer, hl.batches(batches()) if reads_batches else batches(), hl.backward)
+    assert_same(state_of(model), expected)
+    assert (hl.run.skipped_steps, hl.run.step, events_of(hl)) == (0, len(batches()), [])
+    assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(losses)

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline._console import logger
 from hookline._names import plain_buffers, unwrap_module
-from hookline._tensors import is_sharded
+from hookline._tensors import is_sharded, tensor_version
 from hookline.activations.hooked_modules import TorchHook
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import Entry
@@ -159,6 +159,8 @@ class ForeignRun(ForeignCheckpoints):
         self._is_over = False  # whether the next call begins another micro-batch or step
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
         self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
+        # A parameter that the first backward pass of the step has reached, and its version then.
+        self._reached: tuple[torch.nn.Parameter | None, int] = None, 0
         self.calls.clear()
 
     def connect_hooks(self) -> None:
@@ -264,11 +266,16 @@ class ForeignRun(ForeignCheckpoints):
             handler(args)
 
     def forget_lost_step(self) -> None:
-        """As a backward pass begins, restart the step if the loop has skipped one and has cleared its gradients."""
+        """As a backward pass begins, restart the step if the loop has skipped one and has cleared its gradients.
+
+        A loop that has written weights in between makes one step of two backward passes, as sharpness-aware
+        minimization (SAM) does.
+        """
         if self._repeats:
             return
         self._enter()
-        if self.forget_losses():
+        param, version = self._reached
+        if self.forget_losses() and (param is None or tensor_version(param) == version):
             self.run_status.skipped_steps += 1
             self.record.event("step_skipped", self.progress.step, reason=LOST, optimizer_idx=0)
 
@@ -296,6 +303,9 @@ class ForeignRun(ForeignCheckpoints):
         args, progress = self.event_args, self.progress
         assert args.detached_loss is not None
         loss = args.detached_loss.reshape(())
+        if not args.micro_batches:
+            param = next((param for param in self.params.values() if param.grad is not None), None)
+            self._reached = param, 0 if param is None else tensor_version(param)
         args.micro_batches.append(MicroBatch(loss, 1.0, progress.batch_idx, progress.dataloader_name, {}))
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
