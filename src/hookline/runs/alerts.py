@@ -329,22 +329,25 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
     finite = np.isfinite(curve.mean)
     arrays = (curve.highest_at, curve.lowest, curve.highest, curve.mean)
     steps, lowest, highest, mean = (array[finite] for array in arrays)
-    spikes, begin = [], float(np.median(mean[:_BEFORE])) if len(mean) else 0.0
-    for index in range(_BEFORE, len(steps)):
-        before = slice(index - _BEFORE, index)
-        middle = float(np.median(mean[before]))
-        # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
-        typical = float(np.median(highest[before] - lowest[before]))
-        spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
-        above = float((highest[index] - middle) / spread) if spread else 0.0
-        # The first of several neighboring spikes counts, and losses with heavy tails have high values all the time.
-        known = 2 * (float(highest[before].max()) - middle)
-        is_large = highest[index] - middle > max(_SPIKE_OF_LEARNED * (begin - middle), known)
-        if above > _SPIKE_SPREADS and is_large:
-            spikes.append((above, int(steps[index]), float(highest[index]), middle))
+    if len(steps) <= _BEFORE:
+        return
+    before, ranges, highs = (
+        np.lib.stride_tricks.sliding_window_view(values, _BEFORE)[:-1] for values in (mean, highest - lowest, highest)
+    )
+    begin, middles = float(np.median(mean[:_BEFORE])), np.median(before, axis=1)
+    # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
+    scatter, typical = np.median(np.abs(before - middles[:, None]), axis=1), np.median(ranges, axis=1)
+    spreads = np.maximum.reduce([1.4826 * scatter, typical, 1e-3 * np.abs(middles)])
+    rises = highest[_BEFORE:] - middles
+    heights = np.divide(rises, spreads, out=np.zeros_like(rises), where=spreads != 0)
+    # The first of several neighboring spikes counts, and losses with heavy tails have high values all the time.
+    known = 2 * (highs.max(axis=1) - middles)
+    is_spike = (heights > _SPIKE_SPREADS) & (rises > np.maximum(_SPIKE_OF_LEARNED * (begin - middles), known))
+    columns = (heights, steps[_BEFORE:], highest[_BEFORE:], middles)
+    spikes = zip(*(column[is_spike].tolist() for column in columns), strict=True)
     for above, step, value, middle in sorted(spikes, reverse=True)[:_MAX_PER_KIND]:
         text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"
-        yield Alert("spike", "info", step, text, {"curve": name})
+        yield Alert("spike", "info", int(step), text, {"curve": name})
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
