@@ -211,7 +211,7 @@ def test_a_checkpoint_is_verified_once() -> None:
 
     for path in (newest, first.checkpoint_dir):
         trainer = make_trainer(seed=5, record=False)
-        for load in (trainer.load_checkpoint, trainer.load_weights):
+        for load in (trainer.load_checkpoint, trainer.load_weights, lambda path: trainer.restore(str(path))):  # noqa: B023
             with opened_files() as files:
                 load(path)
             assert files.count(newest / "model.safetensors") == 1
