@@ -100,6 +100,12 @@ def test_what_is_accepted_is_satisfied_and_circles_are_rejected(made: list[Hook]
         assert order.index(first) < order.index(second)
 
 
+def test_a_hook_moves_no_further_than_to_where_its_target_ends_up() -> None:
+    """'a' asks to run after 'b', which itself moves to the front: both are placed once, and 'a' stays before 'c'."""
+    made = [Hook("a", 1, after=("b",)), Hook("b", 2, before=("c",), built_in=True), Hook("c", 3), Hook("d", 4)]
+    assert names(made) == ["b", "a", "c", "d"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(hooks(), st.booleans())
 def test_hooks_that_did_not_ask_keep_their_order(made: list[Hook], tiers: bool) -> None:
