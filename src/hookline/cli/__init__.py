@@ -19,18 +19,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hookline import __version__
-from hookline._console import (
-    CommandOutput,
-    OutputError,
-    drop_unwritten_output,
-    is_terminal,
-    print_line,
-    printable,
-    replace_missing_characters,
-)
+from hookline._console import is_terminal, print_line, printable
 from hookline._words import nearest
 from hookline.cli.arguments import resolve_runs, suggest_override
 from hookline.cli.completion import SHELLS, PrintCompletion
+from hookline.cli.output import CommandOutput, OutputError, drop_unwritten_output, replace_missing_characters
 from hookline.errors import ConfigError, HooklineError, error_text, notes_of
 from hookline.record.outcome import TERMINATED, Outcome
 

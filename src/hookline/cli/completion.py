@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hookline._console import CommandOutput
+from hookline.cli.output import CommandOutput
 
 SHELLS = ("bash", "zsh")
 # Arguments that are paths.

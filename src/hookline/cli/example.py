@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from importlib.resources import files
 
-from hookline._console import CommandOutput
 from hookline.cli.arguments import Arguments
+from hookline.cli.output import CommandOutput
 
 DEFAULT = files("hookline.demo") / "default.yaml"
 

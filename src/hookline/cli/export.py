@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline._console import CommandOutput, printable
+from hookline._console import printable
 from hookline._text import counted
 from hookline.cli.arguments import JSON, RUN, argument
 from hookline.cli.formatting import print_json
+from hookline.cli.output import CommandOutput
 from hookline.errors import HooklineError, error_text
 from hookline.record import strict_json
 from hookline.record.json_lines import writing

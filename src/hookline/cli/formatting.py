@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hookline._console import CommandOutput, printable
+from hookline._console import printable
 from hookline._text import short_number
+from hookline.cli.output import CommandOutput
 from hookline.errors import HooklineError
 from hookline.record import strict_json
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline._console import CommandOutput, printable
+from hookline._console import printable
 from hookline._words import nearest
 from hookline.cli.arguments import JSON, REPEATED, RUNS, argument, flag
 from hookline.cli.charts import draw_chart
 from hookline.cli.formatting import bounded, check_output, open_console, paragraph, print_json
+from hookline.cli.output import CommandOutput
 from hookline.errors import HooklineError
 from hookline.record.json_lines import writing
 from hookline.runs.curves import Curve

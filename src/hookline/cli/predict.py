@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline._console import CommandOutput, printable
+from hookline._console import printable
 from hookline._fs import relative_to_here
 from hookline._text import counted
 from hookline.cli.arguments import JSON, argument
 from hookline.cli.evaluate import MODEL, load_model
 from hookline.cli.formatting import check_output, print_json
+from hookline.cli.output import CommandOutput
 from hookline.errors import HooklineError, with_article
 from hookline.record import strict_json
 from hookline.record.json_lines import writing

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hookline._console import CommandOutput, printable
+from hookline._console import printable
 from hookline._fs import relative_to_here
 from hookline.cli.arguments import RUNS, argument
 from hookline.cli.formatting import check_output
+from hookline.cli.output import CommandOutput
 from hookline.report import REPORT
 from hookline.report.page import write_report
 from hookline.runs.summary import RunSummary

@@ -14,10 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hookline._console import CommandOutput
 from hookline._parameters import parameters_of, type_adapter, type_hint
 from hookline.cli.arguments import IMPORT, argument
 from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
+from hookline.cli.output import CommandOutput
 from hookline.config.factory import COMPONENTS
 from hookline.config.schema import RunConfig
 from hookline.core.plugins import HOOKS, METRICS, PluginTable

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookline import cli
-from hookline._console import drop_unwritten_output, print_line
+from hookline._console import print_line
 from hookline._fs import relative_to_here
 from hookline.cli.arguments import CONFIG, DEVICE, HOOK, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.command_lines import resume_command
+from hookline.cli.output import drop_unwritten_output
 from hookline.errors import CheckpointError, error_text
 from hookline.record.outcome import TERMINATED, Outcome
 
