@@ -114,7 +114,7 @@ def test_a_failure_is_told() -> None:
     """With hook, event, step, lifecycle, exception and what would be right."""
     words = (
         r"^hook 'bad_at_the_end', on_exception, step 0, in the lifecycle 'exception_at_on_train_start': failed: "
-        r"AttributeError: .*'last'.*\. To fix this: a run may fail anywhere, before its first loss too, so read only"
+        r"AttributeError: .*'last'.*\. To fix this: a run may fail anywhere, even before its first loss, so read only"
     )
     with pytest.raises(AssertionError, match=words) as raised:
         for lifecycle in lifecycles():

@@ -189,7 +189,7 @@ def print_metrics(console: Console, ranking: Ranking) -> None:
 
 
 def _metric_cells(rows: Sequence[Row]) -> list[tuple[str, list[Text]]]:
-    """Return the rows of a table: values with their changes in a column of their own; the best one is bold."""
+    """Return the rows of a table: values with their changes in a separate column; the best one is bold."""
     values = [[_value_text(row, value) for value in row.values] for row in rows]
     widths = [max(map(len, column)) for column in zip(*values, strict=True)]
     cells: list[tuple[str, list[Text]]] = []

@@ -111,7 +111,7 @@ def table(
     Args:
         console: Where to print.
         columns: By header: keyword arguments of `rich.table.Table.add_column`.
-        rows: Cells and a style each; a `Text`, which has styles of its own, must be safe to print.
+        rows: Cells and a style each; a `Text`, which has its own styles, must be safe to print.
         width: The maximum width of the table, in characters.
     """
 

@@ -209,7 +209,7 @@ def find_host(name: str) -> Host:
     """Return the host of a name.
 
     Raises:
-        HooklineError: If there is none; the message has the nearest name.
+        HooklineError: If there is none; the message suggests the nearest name.
     """
     if name not in HOSTS:
         raise HooklineError(f"there is no host {name!r}; {nearest(name, HOSTS)}")

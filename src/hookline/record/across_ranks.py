@@ -64,7 +64,7 @@ class SharedRecord(Record):
         self._secrets = record._secrets  # Its config no longer has the secrets that must be removed from strings.
         self._ranks = ranks
         self._is_first = ranks.rank == 0
-        # By the name of a metric; "mean" if it is not among them.
+        # The reduction of each metric, by name; "mean" for all others.
         self._reductions: dict[str, str | None] = {"resumed": None}
         self._own_sinks = AddedSinks()
         self._pending_metrics = deque()

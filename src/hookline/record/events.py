@@ -25,7 +25,7 @@ class EventKind:
     severity: Severity | None = None
     """Its severity in the list of alerts; None if it does not belong there."""
     mark: str | None = None
-    """The group of its mark in charts; None for a mark of its own."""
+    """The group of its mark in charts; None for its own mark."""
     curve: str | None = None
     """The curve that its alert links to; None links to the hook that it comes from."""
     same_on_all_ranks: bool = False

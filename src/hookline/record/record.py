@@ -553,7 +553,7 @@ def refuse_links(run_dir: Path) -> None:
     directory of checkpoints, and files of others do not matter.
 
     Raises:
-        RecordError: If there is one; the message has the path of the first.
+        RecordError: If there is one; the message names the first.
     """
     try:
         for name in CONTENTS:

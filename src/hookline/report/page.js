@@ -264,7 +264,7 @@ function lineage(run) {
 const TRAINING = "Training and validation";
 
 /** Return what the chart of a step's times draws, and what it lists beside them; null for other metrics. In a comparison the
- * parts of a step have plots of their own. */
+ * parts of a step have their own plots. */
 function roleInStep(name) {
   if (/^throughput\/.*_seconds$/.test(name)) return several && name !== "throughput/step_seconds" ? null : "line";
   return /^throughput\/.*_(per_s|share)$/.test(name) && !several ? "value" : null;

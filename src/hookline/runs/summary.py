@@ -148,7 +148,7 @@ class Numbers:
 
     @property
     def steps(self) -> Steps:
-        """Every step with a number."""
+        """Every step at which a number was recorded."""
         return np.unique(
             np.concatenate([np.array([*self.layers], np.int64), *(steps for steps, _ in self.metrics.values())])
         )

@@ -184,7 +184,7 @@ def assert_within_budget(
         **options: Options of `add_hook`, such as `every`, or the parameters of a class.
 
     Raises:
-        AssertionError: If the hook is above a budget; the message has its costs by event.
+        AssertionError: If the hook is above a budget; the message lists its costs by event.
 
     >>> assert_within_budget(MyHook(), microseconds_per_step=100)
     """

@@ -22,8 +22,8 @@ AT_STEP = 4
 INTERRUPTED = [event for event in CATALOG if event not in ("on_exception", "on_checkpoint_load")]
 """The events at which something happens: all but those that follow it."""
 REMEDIES = {
-    "on_exception": "a run may fail anywhere, before its first loss too, so read only what exists",
-    "on_train_end": "a run may end anywhere, before its first step too, so read only what exists",
+    "on_exception": "a run may fail anywhere, even before its first loss, so read only what exists",
+    "on_train_end": "a run may end anywhere, even before its first step, so read only what exists",
     "state_dict": "return numbers, strings, tensors, and lists and dicts of these",
     "load_state_dict": "accept what state_dict returned in another process",
     "close": "it must also work after a run that failed",
@@ -51,7 +51,7 @@ class Lifecycle:
     resumes_at: str = ""
     """The event at which the process is killed; another hook gets the state saved last, and continues in a new run."""
     ranks: int = 1
-    """Ranks of the run: threads, each with a model and a hook of its own."""
+    """Ranks of the run: threads, each with its own model and hook."""
 
     def __str__(self) -> str:
         return self.name
@@ -70,7 +70,7 @@ class Lifecycle:
             resume it is the second run.
 
         Raises:
-            AssertionError: If the hook fails; the message has the event and the step.
+            AssertionError: If the hook fails; the message names the event and the step.
         """
         with preserve_rng():
             if self.ranks > 1:

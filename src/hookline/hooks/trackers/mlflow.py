@@ -194,7 +194,7 @@ def path_of(uri: str) -> Path | None:
     """Return the path of a local store as MLflow reads it; None if it is not clearly a path."""
     if uri.startswith("sqlite:"):
         text = uri.removeprefix("sqlite:///").partition("?")[0]
-        if text.startswith(("sqlite:", "file:")):  # SQLite reads file: as a URI of its own
+        if text.startswith(("sqlite:", "file:")):  # SQLite has its own URIs that begin with file:
             return None
     else:
         text = url2pathname(urlsplit(uri).path if uri.startswith("file:") else uri)
