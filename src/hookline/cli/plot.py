@@ -73,7 +73,7 @@ def read_curves(record: RunFiles) -> dict[str, Curve]:
 
 
 def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> Curves:
-    """Return the curves of the metrics that are asked for, or of the losses; every metric has at least one."""
+    """Return the curves of the requested metrics, or of the losses; every metric has at least one."""
     names = {name for curves in known.values() for name in curves}
     if not names:
         raise HooklineError(f"{bounded(', '.join(known))}: no metric has been written yet")

@@ -25,7 +25,7 @@ from hookline.core.base import is_built_in
 from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, written
 
-# The components of a run, in the order in which they are made: the key of the config, and the names valid there.
+# The components of a run, in the order in which they are created: the key of the config, and the names valid there.
 COMPONENTS = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
 OWN_CODE_HINT = "register your own first by importing its module (on the command line: --import MODULE)"
 

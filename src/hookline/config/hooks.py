@@ -41,7 +41,7 @@ FLAGS = {  # document 002's switches: flag -> built-in hook and the key of its p
 
 @dataclass
 class HookSpec:
-    """One hook of a config, checked and ready to be made."""
+    """One hook of a config, checked and ready to be created."""
 
     path: str  # the place in the config
     target: str  # a registered name, or a dotted path that may be imported

@@ -40,7 +40,7 @@ def check_secrets(config: Mapping[str, Any]) -> None:
 
 
 def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
-    """Raise an error unless a run can be built from this config alone, without objects that were made in code.
+    """Raise an error unless a run can be built from this config alone, without objects that were created in code.
 
     Args:
         config: The config in a run's record.

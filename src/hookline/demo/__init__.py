@@ -1,8 +1,8 @@
 """The embedded demo job (a small character GPT), and the tables of built-in models, data, optimizers and losses.
 
-Each line names a factory, which is imported when a config uses it. Models and data are made with their parameters; an
-optimizer gets the model's parameters first, a scheduler the optimizer; a loss factory makes the loss function. The
-table of built-in hooks is in `hooks/__init__.py`. `cli` may import this folder.
+Each line names a factory, which is imported when a config uses it. Models and data are created with their parameters;
+an optimizer gets the model's parameters first, and a scheduler the optimizer; a loss factory creates the loss function.
+The table of built-in hooks is in `hooks/__init__.py`. `cli` may import this folder.
 """
 
 MODELS: dict[str, str] = {

@@ -25,7 +25,7 @@ class Measurement:
     """The metrics that one source measured at one step.
 
     At the end of an epoch these are the epoch's means, the newest value of each training metric, and the metrics of a
-    validation made at the same step.
+    validation at the same step.
     """
 
     source: Literal["step", "validation", "epoch"]

@@ -82,7 +82,7 @@ class HostedHooks:
             scaler: The host's GradScaler.
             clips: The norm or value to which the host clips gradients before its optimizer steps.
             lacks: Capabilities that this run does not have.
-            step: The steps that the host has made before, which count if no state of the hooks was saved.
+            step: The steps that the host made earlier, which count if no hook state was saved.
         """
         self.end_run(HooklineError("training was restarted before it ended"))
         check_model(model if wrapped is None else wrapped)

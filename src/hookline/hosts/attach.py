@@ -144,7 +144,7 @@ class Attached:
             raise HooklineError(f"{problem}; leave its `with` block first, or pass all hooks to one attach()")
         run.open()
         try:
-            with preserve_rng():  # What hooks prepare must not move the random streams of your loop.
+            with preserve_rng():  # Preparations by hooks must not advance the random streams of your loop.
                 run.begin()
             for optimizer in run.optimizers:
                 self._listen_to(optimizer)

@@ -35,7 +35,7 @@ class Training(NamedTuple):
 
 
 def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.optim.Optimizer] = ()) -> Training | None:
-    """Return the model and optimizers that train with an optimizer; None if no module has its parameters.
+    """Return the model that an optimizer trains, with all of its optimizers; None if no module has the parameters.
 
     Every object is looked at once, by its `type`: `isinstance` would make proxies load what they stand for.
 

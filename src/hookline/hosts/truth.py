@@ -1,6 +1,6 @@
-"""The guarantees to hooks in each kind of loop: what its events mean, what it cannot do and why.
+"""The guarantees that hooks have in each kind of loop: what its events mean, what it cannot do and why.
 
-Refusals, `hookline events --host` and docs/reference/hosts.md are made from this table.
+Refusals, `hookline events --host` and docs/reference/hosts.md are generated from this table.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ RUN = Host(
     },
     events={
         "on_train_start": "as the first optimizer makes its first step",
-        "on_before_backward": "the loss is not scaled; those of the first step are reported as it is made",
-        "on_after_backward": "those of the first step are reported as it is made",
+        "on_before_backward": "the loss is not scaled; those of the first step are reported during that step",
+        "on_after_backward": "those of the first step are reported during that step",
         "on_gradients_ready": ATTACH.events["on_gradients_ready"],
         "on_step_skipped": "never; a step that a GradScaler or the script leaves out is recorded with the next "
         "backward pass, if the gradients are None by then",

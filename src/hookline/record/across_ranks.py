@@ -85,7 +85,7 @@ class SharedRecord(Record):
             super().log(step, epoch, name, value)
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Record many values; other ranks keep none of those that are rank 0's alone."""
+        """Record many values; other ranks do not keep the ones that only rank 0 records."""
         of_all = (entry for entry in entries if self._reductions.get(entry[2], "mean") is not None)
         super().extend(entries if self._is_first else of_all)
 

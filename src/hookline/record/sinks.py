@@ -305,7 +305,7 @@ class FileStorage(Storage):
 
 
 class RankStorage(Storage):
-    """The record of a rank other than 0: ``ranks/<rank>/events.jsonl``, made when something happens to that rank alone.
+    """The record of a rank other than 0: ``ranks/<rank>/events.jsonl``, created when something happens to it alone.
 
     Rank 0 writes the run's files, after this rank's metrics and layers were added to its own.
     """

@@ -1,4 +1,4 @@
-"""Write report.html, made from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
+"""Write report.html from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
 
 Treat everything in the data as hostile: names, notes and logged text may contain markup. The data is JSON without a
 single "<", the script only ever sets text, and the page's Content-Security-Policy allows the scripts and the style by

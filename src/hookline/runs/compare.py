@@ -322,7 +322,7 @@ def _is_command(difference: Difference) -> bool:
 
 def _events_before(first: RunSummary, second: RunSummary, divergence: Divergence) -> Iterator[str]:
     """Yield what happened in only one of the runs up to the step where they diverge."""
-    # What changes after a step changes the next update, and so the loss of the step after that.
+    # A change after a step affects the next update, and so the loss of the step after that.
     earliest = 0 if divergence.last_same is None else divergence.last_same - 1
     happened = [
         {

@@ -41,7 +41,7 @@ def read_config(content: bytes, path: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Return whether a run can be built from a config alone, without objects that were made in code."""
+    """Return whether a run can be built from a config alone, without objects that were created in code."""
     return {"model", "data", "optimizer"} <= as_mapping(config).keys()
 
 

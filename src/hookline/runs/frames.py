@@ -55,7 +55,7 @@ class LoadedRun:
 
     @cached_property
     def media(self) -> list[MediaRow]:
-        """The tables and images, read when they are first asked for."""
+        """The tables and images, read on first use."""
         return read_media(self.path)
 
 

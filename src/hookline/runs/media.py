@@ -32,7 +32,7 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
 
 
 def read_newest_media(directory: Path, lines: Sequence[dict[str, Any]], most: int | None = None) -> Iterator[MediaRow]:
-    """Yield the tables and images of a run, the newest first; the file of each is opened when it is asked for.
+    """Yield the tables and images of a run, the newest first; each file is opened only when needed.
 
     Args:
         directory: The run's directory.

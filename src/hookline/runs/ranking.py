@@ -18,7 +18,7 @@ from hookline.runs.direction import Direction, better, monitored_metric
 from hookline.runs.find import RUNNING
 from hookline.runs.summary import RunSummary
 
-LOSSES = ("train/loss", "val/loss")  # what is drawn and judged unless other metrics are asked for
+LOSSES = ("train/loss", "val/loss")  # what is drawn and judged unless other metrics are requested
 _FIRST_METRICS = ("val/", "train/", "lr", "throughput/samples", "throughput/tokens", "throughput/steps", "throughput/")
 _LATE = 0.1  # the share of a run at its end whose mean stands for a loss of single batches
 _MINUS = "\N{MINUS SIGN}"

@@ -321,7 +321,7 @@ class RunReader:
             self._ends[name] = file.read(MAX_TAIL_BYTES)
 
     def last_lines(self, name: str) -> Iterator[bytes]:
-        """Yield the last lines of a file, the newest first; more is read when it is asked for, up to 4 MB."""
+        """Yield the last lines of a file, the newest first; more is read when needed, up to 4 MB."""
         if name in self._ends:
             end = self._ends[name]
             yield from reversed(end.split(b"\n")[len(end) == MAX_TAIL_BYTES :])  # the first one may begin before

@@ -1,6 +1,6 @@
 """Summarize a run from its files, in bounded memory: curves, statistics per layer, events.
 
-The report of a run, `hookline show` and `hookline compare` are made from one. Reading a run
+The report of a run, `hookline show` and `hookline compare` are based on one. Reading a run
 needs NumPy and not torch, so that these commands start quickly.
 """
 
@@ -241,7 +241,7 @@ class RunSummary:
     # ---- what is known -----------------------------------------------------------------------------------------------
 
     def newest_media(self) -> Iterator[MediaRow]:
-        """Yield the newest tables and images of each name; the file of each is opened when it is asked for."""
+        """Yield the newest tables and images of each name; each file is opened only when needed."""
         return read_newest_media(self.files.path, self.media_lines, MAX_MEDIA)
 
     def checkpoints(self, *kinds: str) -> list[tuple[int, Path]]:

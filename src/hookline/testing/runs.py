@@ -48,7 +48,7 @@ class SyntheticTrainer(SimpleTrainer):
     """A trainer for two epochs of five batches, with a validation after each. It prints nothing.
 
     Args:
-        output_dir: Where the run's directory is made; without it, record and checkpoints stay in memory.
+        output_dir: Where the run's directory is created; without it, record and checkpoints stay in memory.
         ranks: The processes of the run; by default this one alone.
         checkpoint: The checkpoint that the run resumes from.
         after_step: Called at the end of each step and of each epoch.

@@ -129,7 +129,7 @@ class TimedHook(TrainingHook):
     # ---- what does not count -----------------------------------------------------------------------------------------
 
     def _catch_up(self, trainer: RunControl, step: int) -> None:
-        """Count steps that were made while the hook was disabled as training."""
+        """Count steps during which the hook was disabled as training."""
         if self._ended and step > self._last_step:
             self._ended = perf_counter()
             self._ended_in = self._last_step = step
