@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ABOUT_CHECKPOINT = "best, last, a step, or a checkpoint's name or path (default: best if there is one)"
 _ABOUT_DATA = "other data: key=value changes a parameter; a config file replaces the section `data`"
 MODEL = (
-    run_argument("the run whose model it is, or a checkpoint of it", "RUN|CHECKPOINT")
+    run_argument("the run that trained the model, or a checkpoint of it", "RUN|CHECKPOINT")
     | OVERRIDES
     | argument("--checkpoint", "CHECKPOINT", _ABOUT_CHECKPOINT)
     | argument("--data", "KEY=VALUE|FILE", _ABOUT_DATA, nargs="+", action="extend", default=[])

@@ -108,9 +108,9 @@ class SamplePredictions(NamedHook):
     """Records a table of the first samples of each validation: target, prediction and the prediction's probability.
 
     The table has the hook's name. Classes are shown by their names or numbers; sequences, as in language models, are
-    shown as text if the data has a vocabulary (`trainer.hook_data["vocab"]`), with the mean probability. Outputs of the
-    targets' shape are shown as numbers. Reading the samples waits for the device. With several ranks, they come from
-    rank 0.
+    shown as text if the data has a vocabulary (`trainer.hook_data["vocab"]`), with the mean probability. Outputs with
+    the same shape as the targets are shown as numbers. Reading the samples waits for the device. With several ranks,
+    they come from rank 0.
 
     Args:
         samples: How many samples to show.

@@ -105,7 +105,7 @@ class HostedHooks:
         return run
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """End the run, with the exception that ends the host's loop; nothing stays on model and optimizers."""
+        """End the run, with the exception that ends the host's loop; nothing is left on model and optimizers."""
         attached, self._attached = self._attached, None
         validation, self._validation = self._validation, None
         if attached is None:

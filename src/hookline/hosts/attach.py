@@ -173,7 +173,7 @@ class Attached:
             self._torch_hooks.callback(handle.remove)
 
     def end(self, error: BaseException | None = None, signal: str | None = None) -> None:
-        """End the run, with the exception or the signal that ends your loop; nothing stays on model and optimizers.
+        """End the run, with the exception or the signal that ends your loop; nothing is left on model and optimizers.
 
         Args:
             error: The exception.

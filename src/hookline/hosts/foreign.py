@@ -66,7 +66,7 @@ class ForeignWindow(Window):
 
 
 class CallRecorder(TorchHook):
-    """The torch hook on a model whose calls a run records; a loop may copy and pickle the model meanwhile.
+    """The torch hook on a model whose calls a run records; a loop may copy and pickle the model in the meantime.
 
     Args:
         record: Called with the arguments of a call.
@@ -402,7 +402,7 @@ class ForeignRun(ForeignCheckpoints):
     def add_optimizer(self, optimizer: torch.optim.Optimizer, joint: bool) -> bool:
         """Add an optimizer that steps for the first time, or put it in the place of one with the same parameters.
 
-        Return False if it steps for that one, which wraps it.
+        Return False if it is the inner optimizer of that one, which wraps it.
 
         Args:
             optimizer: The optimizer.

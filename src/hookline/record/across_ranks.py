@@ -144,7 +144,7 @@ class SharedRecord(Record):
         by_key = {part.key: part for part in prepared.parts}
         of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
         merged = self._merge([_MetricsOfAll(prepared.logged, metrics, values), *of_parts])
-        del self._arrived[:count]  # not earlier: if another rank fails meanwhile, closing the record writes them
+        del self._arrived[:count]  # not earlier: if another rank fails in the meantime, closing the record writes them
         if self._is_first:
             self._write("metrics", metric_rows(merged))
             self._read(self._pending, wait=False)

@@ -41,7 +41,7 @@ def layer_step(step: int, header: SeriesHeader, values: torch.Tensor) -> Pending
     Args:
         step: The step of the values.
         header: The meaning of the values.
-        values: Real numbers of the header's shape.
+        values: Real numbers in the header's shape.
 
     Raises:
         RecordError: If the values are not real numbers.

@@ -248,7 +248,7 @@ class MediaLines(JsonLines):
 
 
 def _safe(name: str) -> str:
-    """Return the part of a file's name that stands for a table's or an image's; different names have different ones."""
+    """Return the part of a file name for a table's or an image's name; different names get different ones."""
     if _FILE_NAME.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]

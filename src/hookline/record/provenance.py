@@ -151,6 +151,6 @@ def _canonical(value: Any) -> Any:
         return ["list", *map(_canonical, value)]
     if value is None or isinstance(value, (bool, str)):
         return value
-    # JSON keeps 1 and 1.0 apart; NaN must differ from the string "NaN", and a huge integer from its digits.
+    # JSON distinguishes 1 from 1.0; NaN must differ from the string "NaN", and a huge integer from its digits.
     plain = strict_json.simplify(value)
     return [type(value).__name__, plain] if isinstance(plain, str) else plain

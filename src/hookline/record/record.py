@@ -498,7 +498,7 @@ class Record:
         finally:  # Ctrl-C in a sink leaves a whole record, too
             end = {"outcome": str(outcome), "reason": redact(reason), "closed": utc_now()}
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
-            seconds = round(time.monotonic() - self._started, 3)  # the wall clock may be changed meanwhile
+            seconds = round(time.monotonic() - self._started, 3)  # the wall clock may change in the meantime
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end, seconds=seconds)
             if not self.is_tentative:

@@ -219,7 +219,7 @@ class Storage:
 
 
 class MemoryStorage(Storage):
-    """A record in lists, for tests and for runs that leave nothing on disk; it does not ask for git, either.
+    """A record in lists, for tests and for runs that leave nothing on disk; it does not call git, either.
 
     Args:
         keep: The minimum number of rows that each list keeps, so that a long run does not fill the memory.

@@ -35,7 +35,7 @@ class NanForensics(NamedHook):
 
     Each optimizer step waits once for the device, and for the other ranks if there are several. On a schedule
     (``every=10``) it waits less often, but the weights may be NaN before the hook looks, and then it cannot find the
-    first bad batch. The rank whose batch it was writes the folder; the others note which rank it was. For a sharded
+    first bad batch. The rank that had the batch writes the folder; the others note which rank it was. For a sharded
     model (FSDP2), all ranks run only the forward pass again, not the backward pass. Each micro-batch stays in memory,
     on its device, until its step is over: with accumulation, all of a window.
 
@@ -105,7 +105,7 @@ class NanForensics(NamedHook):
         total = sum(loss.double() for loss in given if loss is not None)
         if checked:
             total = total + checked.norm()
-        # All ranks take part, because only the one whose batch it is can find the origin.
+        # All ranks take part, because only the one that had the batch can find the origin.
         if not trainer.ranks.decide(not math.isfinite(float(total))):
             return
         losses = [0.0 if loss is None else loss.item() for loss in given]
@@ -118,7 +118,7 @@ class NanForensics(NamedHook):
     def _investigate(
         self, trainer: RunControl, recorded: list[RecordedBatch], by_rank: list[Any], grads: Gradients
     ) -> None:
-        """Find the origin on the ranks whose batch it came from, and let the others note whose it was.
+        """Find the origin on the ranks that had the batches, and let the others note which ranks these are.
 
         Even if that fails, the step is skipped and the run ends, if that is configured.
 

@@ -217,6 +217,6 @@ def clean(name: str) -> str:
 
 
 def parts_of(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield the items in parts of a size."""
+    """Yield the items in parts of a given size."""
     for begin in range(0, len(items), size):
         yield items[begin : begin + size]
