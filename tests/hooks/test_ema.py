@@ -219,7 +219,7 @@ def test_the_average_is_read_from_a_checkpoint() -> None:
     other = with_batch_norm()
     hook.copy_to(other)
     assert same(weights_of(other), hook.average)
-    with pytest.raises(CheckpointError, match="no averaged weights of a hook 'em'; did you mean 'ema'"):
+    with pytest.raises(CheckpointError, match="no averaged weights from a hook 'em'; did you mean 'ema'"):
         EMAHook.weights_in(path, "em")
 
 

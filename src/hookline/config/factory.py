@@ -116,7 +116,7 @@ class Factory:
         checked = self.check(skip=[*signature][: len(positional)], filled=filled)
         try:
             return self.function(*positional, **{**filled, **checked})
-        except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise, too
+        except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # torch and Python raise these, too
             if self.path and isinstance(error, HooklineError):  # already says what is wrong
                 raise ConfigError(self.path, str(error)) from error
             if isinstance(error, ParameterError):  # names the hook and the parameter

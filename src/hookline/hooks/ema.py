@@ -236,6 +236,6 @@ class EMAHook(NamedHook):
         """
         states = find_checkpoint(find_run(checkpoint))[0].verified().section("hooks") or {}
         if name not in states or "average" not in states[name]:
-            raise CheckpointError(f"{checkpoint} has no averaged weights of a hook {name!r}; {nearest(name, states)}")
+            raise CheckpointError(f"{checkpoint} has no averaged weights from a hook {name!r}; {nearest(name, states)}")
         average: dict[str, torch.Tensor] = states[name]["average"]
         return average

@@ -86,7 +86,7 @@ os.register_at_fork(after_in_child=RunLock.close_in_child)
 def has_owner(directory: Path) -> bool:
     """Return whether a living process holds the lock of a run; never takes the lock itself, even for a moment.
 
-    A process of another machine counts as alive as long as its lock file exists.
+    A process on another machine counts as alive as long as its lock file exists.
     """
     try:
         file = open_plain(directory / NAME, os.O_RDONLY)
