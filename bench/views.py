@@ -181,7 +181,7 @@ ROWS: list[tuple[str, Callable[[HandOver], None], str | None, bool, str]] = [
     ("Hookline, W&B offline", hookline("wandb"), "Hookline", False, ""),
     ("Hookline, MLflow", hookline("mlflow"), "Hookline", False, ""),
     ("Hookline, live view, report, all trackers", hookline(*ALL_VIEWS), "Hookline", False, "≤ 2 %"),
-    ("the same, every=10", hookline(*ALL_VIEWS, every=10), "Hookline", False, "≤ 2 %"),
+    ("Hookline, all of these, every=10", hookline(*ALL_VIEWS, every=10), "Hookline", False, "≤ 2 %"),
     ("Lightning", lightning(False), "plain PyTorch", False, ""),
     ("Lightning, TQDM bar and TensorBoard", lightning(True), "Lightning", False, ""),
     ("HF Trainer", hf_trainer(False), "plain PyTorch", True, ""),

@@ -116,7 +116,7 @@ class WandbTracker(Tracker):
             "x_save_requirements": False,
             "silent": True,
             "symlink": False,  # a run's directory has no links to elsewhere
-            "finish_timeout": self.timeout,  # also when the interpreter exits
+            "finish_timeout": self.timeout,  # at interpreter exit, too
             "x_disable_stats": not self.system_metrics,
         }
         directory = self.directory or (None if run.directory is None else str(run.directory))
