@@ -395,7 +395,7 @@ def test_a_stall_that_is_not_over_is_an_error() -> None:
     (alert,) = alerts_of(stall, over)
     assert (alert.severity, alert.text) == ("warning", "stall_watchdog: no progress for 300 s")
     (alert,) = alerts_of(stall, over, {**stall, "step": 9, "seconds": 500.0}, over)
-    assert (alert.step, alert.text) == (9, "stall_watchdog: no progress for 500 s; 2 stalls, this is the longest")
+    assert (alert.step, alert.text) == (9, "stall_watchdog: no progress for 500 s; the longest of 2 stalls")
 
 
 def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on() -> None:

@@ -82,8 +82,8 @@ class CheckpointHook(MetricHook):
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
         save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
-            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped. A run on
-            several ranks is not saved, because the ranks may be at different steps.
+            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped. A run
+            with several ranks is not saved, because the ranks may be at different steps.
         keep_previous: Keep the checkpoint before the newest, too, because it is needed if the disk damages the newest.
             Without it, `save_top_k=1` leaves one on disk.
         every: How often to save, instead of the three `save_every…` parameters: 500 steps, "2 epochs", "30 min".

@@ -66,7 +66,7 @@ ATTACH = Host(
         "on_train_batch_start": BATCHES,
         "on_before_backward": f"{LOSS}; the loss is not scaled",
         "on_after_backward": LOSS,
-        "on_gradients_ready": "as `optimizer.step()` begins, after any clipping of yours",
+        "on_gradients_ready": "as `optimizer.step()` begins, after your own clipping, if any",
         "on_step_skipped": "for steps that a GradScaler skips, call `hl.optimizer_step(optimizer)`",
         "on_train_batch_end": f"{BATCHES}; late, with the next batch, a validation or the end of the block",
         "on_step_end": "late, with the next batch, forward or backward pass, validation, `hl.should_stop` or the end "

@@ -62,7 +62,7 @@ class Watch:
         self._unknown = 0  # steps of optimizers that belong to no run
         self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
         self._long_trainings = 0
-        self._thread: threading.Thread | None = None  # the one that steps: of several at once, the first with a loss
+        self._thread: threading.Thread | None = None  # the thread that steps; of several, the first with a loss
         self._computes = False  # whether it computes its losses itself; otherwise other threads do
         self._others: WeakSet[threading.Thread] = WeakSet()  # Threads that step optimizers that are in no run.
         self._in_backward: WeakSet[threading.Thread] = WeakSet()  # Threads in a backward pass that the run has seen.

@@ -1,4 +1,4 @@
-"""The record of a run on several ranks: numbers are exchanged between the ranks before rank 0 writes them.
+"""The record of a run with several ranks: numbers are exchanged between the ranks before rank 0 writes them.
 
 Until an exchange they stay with the rank that logged them, which may read them. An exchange takes one maximum and
 one sum over the ranks for everything that was logged since the last one.
@@ -68,7 +68,8 @@ class SharedRecord(Record):
         self._reductions: dict[str, str | None] = {"resumed": None}
         self._own_sinks = AddedSinks()
         self._pending_metrics = deque()
-        # This rank's metrics on the host that were not exchanged; a tensor was lost with its device.
+        # This rank's metrics on the host that have not been exchanged; values that are still tensors were lost with
+        # their device.
         self._arrived: list[Entry] = []
         self._parts: list[SharedPart] = []
         self._prepared: _Prepared | None = None

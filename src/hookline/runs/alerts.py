@@ -188,7 +188,7 @@ def _from_stalls(summary: RunSummary) -> Iterator[Alert]:
             events = events[:-1]
         if events:
             longest = max(events, key=lambda event: as_number(event.get("seconds")) or 0.0)
-            times = f"; {len(events):,} stalls, this is the longest" if len(events) > 1 else ""
+            times = f"; the longest of {len(events):,} stalls" if len(events) > 1 else ""
             text = f"{describe_event(longest)}{times}"
             yield Alert("stall", "warning", longest.get("step"), text, _place(longest, {}))
 

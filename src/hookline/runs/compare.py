@@ -176,9 +176,9 @@ def _command_text(argv: Sequence[str]) -> str:
 def group_runs(runs: Sequence[RunSummary]) -> list[list[int]]:
     """Return groups of places of runs whose configs differ only in seeds, in the order of their first runs.
 
-    Runs of a script must have been started by the same command, because their config does not say all that the script
-    does with its arguments. If a group has a seed twice, runs of different code form separate groups; runs of a single
-    seed form no group.
+    Runs of a script must have been started by the same command, because their config does not say everything that the
+    script does with its arguments. If a group has a seed twice, runs of different code form separate groups; runs of a
+    single seed form no group.
     """
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):

@@ -56,7 +56,7 @@ def read_newest_media(directory: Path, lines: Sequence[dict[str, Any]], most: in
 
 
 def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None:
-    """Return what a line's file contains; None if it is not a file of ours."""
+    """Return what a line's file contains; None if Hookline did not write the file."""
     file = line.get("file")
     if not isinstance(file, str) or not _FILE.fullmatch(file):  # a run from elsewhere may name any file
         return None

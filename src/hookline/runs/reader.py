@@ -54,7 +54,7 @@ from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
 from hookline.runs.config import read_config
 
-MAX_TAIL_BYTES = 4 << 20  # from the end of a file: all that a list of runs may read of each, to stay quick
+MAX_TAIL_BYTES = 4 << 20  # from the end of a file: the most that a list of runs may read of each, to stay quick
 TAIL_BYTES = 64 << 10  # hundreds of rows of metrics
 FOLLOWED_BYTES = 1 << 20  # from the end of a file that is followed: the rows that are there first
 _MARK = b'"resumed":'

@@ -277,7 +277,7 @@ class Tracker(NamedHook):
         self.finish(run)
 
     def _first_of_period(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row with the metrics that have not been sent in this period yet; empty without any."""
+        """Return a row with the metrics that have not been sent in this period yet; empty if there are none."""
         number = row["step"] // self.every
         new = {name: value for name, value in row.items() if name not in FIELDS and self._sent.get(name) != number}
         self._sent.update(dict.fromkeys(new, number))
