@@ -154,7 +154,7 @@ class TimedHook(TrainingHook):
         interval = self._interval
         if interval is None or self._last_step <= interval.step:
             return None
-        # The other intervals end with the wait for a batch; this one has none after it, but one before it.
+        # Other intervals end with the wait for a batch; this one begins with a wait instead.
         ended = self._ended + interval.first_wait
         return self._make_report(interval, self._last_step, self._tokens, _hook_seconds(trainer), ended)
 
