@@ -109,7 +109,7 @@ def _read_owner(file: int) -> dict[str, Any]:
 
 
 def _lock(fds: list[int], path: Path) -> None:
-    """Lock the open directory and the open file, the last one, or raise an error that names the owner."""
+    """Lock the open directory and the open file (the last of `fds`), or raise an error that names the owner."""
     locked, locked_elsewhere = False, False
     for fd in fds:
         try:

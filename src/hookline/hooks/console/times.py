@@ -21,7 +21,7 @@ class Interval:
     hooks: float  # seconds that hooks took before it
     excluded: float = 0.0  # seconds of validations, checkpoints and the time between epochs
     samples: int = 0
-    batches_started: int = 0  # The batches that `samples` counts: on a schedule not all.
+    batches_started: int = 0  # The batches that `samples` counts; on a schedule, not all of them.
     steps: int = 0  # ended
     batches: int = 0  # ended
     first_wait: float = 0.0  # for its first batch, which came before the interval
