@@ -60,7 +60,7 @@ class EMAHook(NamedHook):
         self.decay, self.warmup, self.buffers, self.trainable_only = decay, warmup, buffers, trainable_only
         self.updates = 0
         self.average: dict[str, torch.Tensor] = {}
-        # A model that has the averaged weights now, and its own ones.
+        # The model that currently has the averaged weights, and its own weights.
         self._applied_to: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None
         self._applied_in: int | None = None  # the depth of the validation that applied it
         self._stepped = False  # whether an optimizer has stepped in this step
