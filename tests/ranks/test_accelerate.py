@@ -470,7 +470,25 @@ def validate_a_stream(rank: int) -> str:
     trainer = get_trainer("accelerate", model, stream, optimizer, "cpu", limit_train_batches=3, **OPTIONS)
     trainer.train()
     assert trainer.step == 3
+    whole = DataLoader(Stream(), 4, drop_last=True)  # the remedy that the error names for a stream
+    get_trainer("accelerate", model, loader, optimizer, "cpu", val_dataloader=whole, **OPTIONS).validate()
     return str(caught.value)
+
+
+def validate_dispatched_batches(rank: int) -> str:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    model, loader, optimizer = parts()
+    # Accelerate does not show that a loader of a dataset with a length drops its last batch.
+    held_out = accelerator.prepare_data_loader(DataLoader(Numbered(), 4, drop_last=True))
+    with pytest.raises(HooklineError) as caught:
+        get_trainer("accelerate", model, loader, optimizer, accelerator=accelerator, val_dataloader=held_out, **OPTIONS)
+    return str(caught.value)
+
+
+def test_the_error_for_dispatched_batches_names_a_remedy_that_works() -> None:
+    """`drop_last=True` helps a stream only."""
+    for result in run_on_ranks(validate_dispatched_batches, 2):
+        assert "a dataset with a length and no dispatch_batches" in result.value
 
 
 def test_a_validation_that_would_count_samples_twice_is_one_clear_error() -> None:

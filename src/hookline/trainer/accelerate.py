@@ -295,7 +295,8 @@ def _prepare_loader(accelerator: Any, loader: Any, each_once: bool) -> Any:
     if each_once and repeats and not loader.drop_last:
         raise TrainingError(
             "a validation loader with an IterableDataset, or with dispatch_batches=True, repeats samples to give all "
-            "processes equally many, which would count twice: use a dataset with a length, or drop_last=True"
+            "processes equally many, which would count twice: use a dataset with a length and no dispatch_batches, or "
+            "an IterableDataset with drop_last=True"
         )
     return PreparedLoader(loader, dispatches, each_once)
 
