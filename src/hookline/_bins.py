@@ -1,7 +1,7 @@
-"""The bins of histograms: signed, logarithmic, 8, 4, 2 or 1 to the octave; what counts in them and where they end.
+"""The bins of histograms: signed, logarithmic, 8, 4, 2 or 1 per octave; what counts in them and where they end.
 
 A histogram has a range of 31 octaves, which ends with the octave `top`. Its bins are in the order of the values; with
-512 of them, eight to the octave:
+512 of them, eight per octave:
 
     0        -inf
     1…254    negative, from the largest magnitude to the smallest
@@ -10,7 +10,7 @@ A histogram has a range of 31 octaves, which ends with the octave `top`. Its bin
     510      +inf
     511      NaN
 
-Values below the range count in the smallest bin of their sign. Needs NumPy and not torch.
+Values below the range count in the smallest bin of their sign. Needs NumPy, but not torch.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def bins_per_sign(bins: int) -> int:
 
 
 def bins_per_octave(bins: int) -> int:
-    """Return into how many bins a histogram divides an octave."""
+    """Return how many bins an octave of a histogram has."""
     return max(round(bins_per_sign(bins) * PER_OCTAVE / PER_SIGN), 1)
 
 
 def bin_edges(bins: int, top: float) -> tuple[Doubles, Doubles]:
     """Return the low and the high end of every bin of a histogram.
 
-    Both are 0 for the bin of zeros, infinite for those of infinities, and NaN for that of NaN. The smallest bin of each
-    sign reaches to 0, because smaller values count there.
+    Both are 0 for the bin of zeros, infinite for the bins of infinities, and NaN for the bin of NaN. The smallest bin
+    of each sign reaches to 0, because smaller values count there.
 
     Args:
         bins: How many there are: 512, or fewer if they were folded.

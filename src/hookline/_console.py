@@ -1,4 +1,4 @@
-"""Print, log and warn without ending a run: streams may lack characters, and be full, closed, missing or broken."""
+"""Print, log and warn without ending a run: streams may lack characters, or be full, closed, missing or broken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import Any
 
-READABLE = "hookline_readable"  # an error handler of codecs: replaces what an encoding lacks with readable ASCII
+READABLE = "hookline_readable"  # an error handler for codecs that replaces missing characters with readable ASCII
 _IN_ASCII = {"→": "->", "…": "...", "±": "+-", "\N{MINUS SIGN}": "-", "µ": "u", "≤": "<=", "≥": ">="}
 
 
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def can_encode(text: str, output: Any) -> bool:
-    """Return whether the encoding of a stream or of rich's console has all characters of a string."""
+    """Return whether a stream or rich's console can encode all characters of a string."""
     try:
         text.encode(getattr(output, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):
@@ -43,7 +43,7 @@ def can_encode(text: str, output: Any) -> bool:
 
 
 def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
-    """Print to a stream and flush it; what cannot be printed is lost, because training matters more.
+    """Print to a stream and flush it; output that cannot be printed is lost, because training matters more.
 
     Args:
         text: The text. Characters that the stream's encoding lacks are replaced.
@@ -63,7 +63,7 @@ def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
 
 
 class RunLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose lines are lost if a handler fails: Python's own raises if `sys.stderr` is closed."""
+    """A logger that drops a line if a handler fails; Python's own raises, for example if `sys.stderr` is closed."""
 
     rank = 0
     """This process's rank. Only rank 0 logs messages that would be the same on all ranks."""
@@ -71,7 +71,7 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
     def log(  # type: ignore[override]
         self, level: int, msg: object, *args: Any, of_rank: bool = False, **kwargs: Any
     ) -> None:
-        """Log a line, or lose it; on other ranks than 0 only what concerns the rank itself (`of_rank`)."""
+        """Log a line, or lose it; ranks other than 0 log only what concerns them (`of_rank`)."""
         if self.rank:
             if not of_rank:
                 return
@@ -91,7 +91,7 @@ def warn(message: str, stacklevel: int) -> None:
         return
     try:
         warnings.warn(printable(message), RuntimeWarning, stacklevel + 1)
-    except RuntimeWarning:  # a filter of the user turns warnings into errors
+    except RuntimeWarning:  # a filter that the user installed turns warnings into errors
         raise
     except Exception:
         return

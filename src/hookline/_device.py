@@ -29,12 +29,12 @@ def is_initialized() -> bool:
 
 
 def default_device() -> torch.device:
-    """Return the current accelerator if there is one, else the CPU."""
+    """Return the current accelerator if there is one, otherwise the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def find_device(device: Any) -> torch.device:
-    """Return the device that a user named; None means the accelerator if there is one, else the CPU."""
+    """Return the device that a user named; None means the accelerator if there is one, otherwise the CPU."""
     if device is None:
         return default_device()
     try:
@@ -58,7 +58,7 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def set_device(index: int) -> None:
-    """Make an accelerator the current one; modulo their number, so that several ranks may share one."""
+    """Make an accelerator the current one; its index is modulo their number, so that several ranks may share one."""
     torch.cuda.set_device(index % torch.cuda.device_count())
 
 
@@ -82,7 +82,7 @@ def device_names() -> list[str]:
 
 def use(device: torch.device) -> AbstractContextManager[Any]:
     """Make a device the current one inside the block; does nothing for the CPU."""
-    # It nearly always is the current one, and entering torch's context costs more than asking.
+    # It is nearly always the current one already, and entering torch's context costs more than this check.
     if not is_accelerator(device) or device.index == torch.cuda.current_device():
         return _ALREADY_CURRENT
     return torch.cuda.device(device)
@@ -103,7 +103,7 @@ def record_event(device: torch.device) -> Any:
 
 
 def timing_event() -> Any:
-    """Make an event that measures time: ``record()`` two of them, then ``first.elapsed_time(second)``."""
+    """Create an event that measures time: call ``record()`` on two of them, then ``first.elapsed_time(second)``."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
@@ -129,15 +129,15 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Make a tensor of some numbers on a device without waiting for it."""
+    """Make a tensor of the numbers on a device without waiting for it."""
     return to_device(torch.tensor(numbers, dtype=dtype, pin_memory=is_accelerator(device)), device)
 
 
 def cached_table(device: torch.device, numbers: tuple[float, ...], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return some numbers as a tensor on a device; repeated calls share one read-only tensor.
+    """Return the numbers as a tensor on a device; repeated calls share one read-only tensor.
 
-    The addresses of a step's tensors are such numbers: memory that one step frees is mostly given to the same tensors
-    of the next step.
+    The addresses of a step's tensors are such numbers: memory that one step frees usually goes to the same tensors of
+    the next step.
     """
     return _cached_table(device, stream_handle(device), numbers, dtype)
 
@@ -158,10 +158,10 @@ class HostCopy:
     """A copy of a tensor to the host that may still be in progress.
 
     On CUDA the copy goes into pinned memory on the current stream, followed by an event, so neither the host nor the
-    device waits. A tensor that is already on the host is referred to, not copied.
+    device waits. A tensor that is already on the host is not copied, only referenced.
 
     Args:
-        tensor: The tensor to copy; what is written to it later on the same stream does not change the copy.
+        tensor: The tensor to copy; later writes to it on the same stream do not change the copy.
         into: Host memory of the same shape and dtype to reuse.
     """
 
@@ -210,7 +210,7 @@ def max_memory_allocated(device: torch.device) -> int | None:
 
 
 def utilization(device: torch.device) -> float:
-    """Return the share of time in which the device was busy, 0 to 1; raises where the driver cannot tell."""
+    """Return the share of time in which the device was busy, 0 to 1; raises if the driver does not report it."""
     return torch.cuda.utilization(device) / 100
 
 

@@ -29,7 +29,7 @@ _NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 class NotAPlainFile(OSError):
-    """A symbolic link, a pipe or a device is where a plain file or a directory of a run belongs."""
+    """A symbolic link, a pipe or a device is in the place of a plain file or a directory of a run."""
 
 
 class TooLarge(OSError):
@@ -52,7 +52,7 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def read_whole(path: Path, limit: int | None = None) -> bytes:
-    """Read a plain file. Raises `TooLarge`, before reading, if it is larger than files of its name may be."""
+    """Read a plain file. Raises `TooLarge`, before reading, if it is larger than files with its name may be."""
     limit = size_limit(path.name) if limit is None else limit
     with open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -149,7 +149,7 @@ def rename_to_free_name(temporary: Path, path: Path) -> Path:
 
 
 def current_directory() -> Path:
-    """Return the current directory; one that was removed by its last name, to which no file can be written."""
+    """Return the current directory; if it was removed, its last name, under which no file can be written."""
     try:
         return Path.cwd()
     except OSError:
@@ -164,7 +164,7 @@ def relative_to_here(path: Path) -> Path:
 
 
 def explain(path: Path, error: OSError, verb: str = "write") -> str:
-    """Return the text of an error about a file that cannot be written or read: what, why and the remedy."""
+    """Return the message about a file that cannot be written or read: what failed, why, and the remedy."""
     remedy = "free space, fix its permissions or choose another directory"
     if isinstance(error, NotAPlainFile):
         remedy = "remove it, or replace it with a copy of its target"
@@ -179,7 +179,7 @@ def explain(path: Path, error: OSError, verb: str = "write") -> str:
 
 
 def describe_process(pid: int | None = None) -> dict[str, Any]:
-    """Identify a process of this host, by default this one: its id, start time and host, because ids are reused."""
+    """Identify a process of this host, by default this one, by its id, start time and host, because ids are reused."""
     pid = os.getpid() if pid is None else pid
     return {"pid": pid, "started": _start_time(pid), "host": platform.node()}
 
@@ -193,7 +193,7 @@ def is_process_alive(process: Mapping[str, Any]) -> bool:
 
 
 def is_pid_alive(pid: int) -> bool:
-    """Return whether a process of this host has the id, possibly another one than the process that had it first."""
+    """Return whether a process of this host has the id, possibly not the process that first had it."""
     if pid <= 0:  # `kill` would take these for a group of processes
         return False
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 MB = 1_000_000
 
-MAX_YAML = 250_000  # bytes of a config: PyYAML takes seven seconds per MB. Longer ones are recorded as JSON.
+MAX_YAML = 250_000  # bytes of a config, because PyYAML takes seven seconds per MB. Longer ones are recorded as JSON.
 
 _FILES = {  # bytes of files that are read whole, by name
     "run.json": 16 * MB,
@@ -23,14 +23,14 @@ _LINES = {"layers.jsonl": 96 * MB}  # bytes of a line, by the name of the file
 _OTHER_LINES = 16 * MB
 MAX_LAYER_VALUES = 16 * MB  # numbers that a line of layers stands for; histograms take a bit for an empty bin
 
-MAX_GAPS = 1000  # places of a table per value in the file: names or hooks that change leave places without a value
+MAX_GAPS = 1000  # places of a table per value in the file: names or hooks that change leave empty places
 
-MAX_DEPTH = 50  # levels; real values have fewer than ten, and Python's recursion limit is far beyond
+MAX_DEPTH = 50  # levels; real values have fewer than ten, and Python's recursion limit is much higher
 TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 def size_limit(name: str) -> int:
-    """Return how many bytes a file with this name may have, if it is one that is read whole."""
+    """Return how many bytes a file with this name may have, if such files are read whole."""
     is_of_rank = name.startswith("state.rank-")
     return _FILES.get("state.json" if is_of_rank else name, _OTHER_FILES)
 

@@ -1,4 +1,4 @@
-"""Name modules, parameters and saved tensors as the model itself does, whatever wraps it or a part of it.
+"""Name modules, parameters and saved tensors as the model itself does, even if it or a part of it is wrapped.
 
 `torch.compile`, data parallelism, FSDP and activation checkpointing put a module around another one, and its attribute
 becomes part of every name below it. Patterns, records, checkpoints and averages use the names without these parts.
@@ -32,7 +32,7 @@ def _inner_attribute(module: Any) -> str | None:
 
 
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module inside of all wrappers; a module that is not wrapped as it is."""
+    """Return the module inside all wrappers; a module that is not wrapped is returned unchanged."""
     while (attribute := _inner_attribute(module)) is not None:
         module = getattr(module, attribute)
     return module
@@ -56,19 +56,19 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
 
 
 def plain_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return what `named_modules` does, under plain names and without the wrappers."""
+    """Return the same as `named_modules`, under plain names and without the wrappers."""
     named = dict(model.named_modules())
     inside = {name: module for name, module in named.items() if _inner_attribute(module) is None}
     return inside if len(inside) == len(named) else _with_plain_names(model, inside)
 
 
 def plain_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> dict[str, torch.nn.Parameter]:
-    """Return what `named_parameters` does, under plain names."""
+    """Return the same as `named_parameters`, under plain names."""
     return _with_plain_names(model, dict(model.named_parameters(remove_duplicate=remove_duplicate)))
 
 
 def plain_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return what `named_buffers` does, under plain names."""
+    """Return the same as `named_buffers`, under plain names."""
     return _with_plain_names(model, dict(model.named_buffers()))
 
 
@@ -78,10 +78,10 @@ def plain_state_dict(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def load_plain_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `plain_state_dict` returned for this model, wrapped in another way or not at all.
+    """Load what `plain_state_dict` returned for this model, even if it was wrapped differently then.
 
     Raises:
-        RuntimeError: As `load_state_dict` of the model, if names or shapes do not fit.
+        RuntimeError: If names or shapes do not fit, as in the model's own `load_state_dict`.
     """
     names = {plain_name(model, name): name for name in model.state_dict()}
     model.load_state_dict({names.get(name, name): value for name, value in state.items()})

@@ -1,7 +1,7 @@
 """Check parameters: against annotations (`Annotated[int, Ge(0)]` is an integer of at least 0), names and choices.
 
-The base class of hooks checks the constructors of built-in hooks so, and `hookline schema` has the same bounds. Other
-constructors call `check`, `names` and `one_of`.
+The base class of hooks checks the constructors of built-in hooks this way, and `hookline schema` has the same bounds.
+Other constructors call `check`, `names` and `one_of`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 INFINITE = "infinity is valid"
-"""In the annotation of a float: infinity is valid, too."""
+"""Marks a float for which infinity is valid, too."""
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0), INFINITE]
@@ -42,19 +42,19 @@ MADE_FROM_FILE: ContextVar[bool] = ContextVar("MADE_FROM_FILE", default=False)
 
 
 class ParameterError(ConfigError):
-    """A parameter is wrong; the message names it and, if it is one of a hook, the hook."""
+    """A parameter is wrong; the message names it and, if it belongs to a hook, the hook."""
 
 
 # ---- constructors --------------------------------------------------------------------------------------------------
 
 
 def with_checks(cls: type) -> Callable[..., None]:
-    """Return the constructor of a class, with a check of the parameters that it is given.
+    """Return the constructor of a class, wrapped in a check of its arguments.
 
     Its signature has the parameters that ``**settings`` passes on to a base class, too; the base class checks them.
 
     Raises:
-        TypeError: If a keyword is unknown; the message suggests the one that is meant.
+        TypeError: If a keyword is unknown; the message suggests the one that was probably meant.
         ParameterError: If a value does not fit its annotation.
     """
     init = cls.__init__  # type: ignore[misc]  # of this very class
@@ -85,7 +85,7 @@ def with_checks(cls: type) -> Callable[..., None]:
 def _all_parameters(cls: type) -> list[inspect.Parameter]:
     """Return the parameters of a constructor, with those of the base class in the place of its ``**settings``.
 
-    The base class is the nearest one that is not a hook by itself: a tracker may be the variant of another tracker.
+    The base class is the nearest one that is not itself a hook: a tracker may be a variant of another tracker.
     """
     parameters = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
     if parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
@@ -97,12 +97,12 @@ def _all_parameters(cls: type) -> list[inspect.Parameter]:
 
 
 def check(value: Any, hint: Any, path: str) -> Any:
-    """Check a value against an annotation, and return it with NumPy's numbers as Python's; an int for a float as one.
+    """Check a value against an annotation, and return it with Python's own numbers, floats where annotated.
 
     Args:
         value: The value that was given.
         hint: The annotation. If `expected_value` has no words for it, the value is returned as it is.
-        path: The parameter, and whose it is, for the message.
+        path: The parameter and its owner, for the message.
 
     Raises:
         ParameterError: If the value does not fit.
@@ -143,7 +143,7 @@ def _fitting(value: Any, kind: Any, *bounds: Any) -> Any:
 
 
 def expected_value(hint: Any) -> str | None:
-    """Describe what an annotation takes; None for one whose values are left to the constructor.
+    """Describe what an annotation takes; None if checking its values is left to the constructor.
 
     >>> expected_value(float | None), expected_value(list[bool]), expected_value(int | str)
     ('a finite number', None, None)
@@ -197,14 +197,14 @@ def _item_hint(hint: Any) -> Any:
 
 
 def one_of(value: Any, choices: Sequence[str], name: str) -> str:
-    """Check a string that must be one of a few."""
+    """Check that a string is one of several choices."""
     if value not in choices:
         raise ConfigError(name, f"invalid value {value!r}; {nearest(str(value), choices)}")
     return str(value)
 
 
 def names(value: Any, name: str) -> tuple[str, ...]:
-    """Check several names; one name may be given as it is, without a list around it."""
+    """Check several names; a single name may be passed without a list."""
     items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
     if not all(isinstance(item, str) for item in items):
         raise ConfigError(name, f"expected a name or a list of names, {got(value)}")
@@ -215,7 +215,7 @@ def names(value: Any, name: str) -> tuple[str, ...]:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
-    """Return the parameters of a class or function by name, or None where Python cannot tell (some C functions)."""
+    """Return the parameters of a class or function by name, or None if Python does not know them (some C functions)."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -232,7 +232,7 @@ def type_hint(parameter: inspect.Parameter, function: Callable[..., Any], bounds
     """
     annotation = parameter.annotation
     if annotation is parameter.empty:
-        numbers = int | float  # a default of 1 does not mean that 0.5 is wrong
+        numbers = int | float  # a default of 1 does not make 0.5 invalid
         kinds: dict[type, Any] = {int: numbers, float: numbers, bool: bool, list: list[numbers], tuple: list[numbers]}
         return kinds.get(type(parameter.default), Any)
     # A parameter of a class may be one of a base class.
@@ -246,7 +246,7 @@ def type_hint(parameter: inspect.Parameter, function: Callable[..., Any], bounds
     try:
         names = _Namespace(vars(builtins) | namespace)
         return get_type_hints(holder, namespace, names, include_extras=bounds)["type"]
-    except Exception:  # an annotation can be any text
+    except Exception:  # an annotation can be any string
         return Any
 
 
@@ -272,7 +272,7 @@ class _Unresolved(metaclass=_UnresolvedMeta):
 
 
 def type_adapter(hint: Any) -> TypeAdapter[Any]:
-    """Return what validates values of a type and makes its JSON Schema.
+    """Return the adapter that validates values of a type and creates its JSON Schema.
 
     An exception of pydantic's is raised if it does not support the type.
     """

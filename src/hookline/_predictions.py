@@ -13,7 +13,7 @@ IGNORE_INDEX = -100  # torch's default
 
 
 def find_predictions(output: Any) -> Any:
-    """Return the `logits` of an output as Hugging Face models have them, else the output itself."""
+    """Return the `logits` of an output as Hugging Face models have them, otherwise the output itself."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return output if logits is None else logits
 

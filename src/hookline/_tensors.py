@@ -1,4 +1,4 @@
-"""Walk over nested structures of tensors, and tell which kind a tensor is and what can be done with it.
+"""Walk over nested structures of tensors, and determine what kind a tensor is and what can be done with it.
 
 Batches, module inputs and outputs nest tensors in tuples, lists, mappings, dataclasses and the attention caches of
 Hugging Face models. Every part of Hookline that looks into such a structure uses these functions.
@@ -27,7 +27,7 @@ inside_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stac
 unwrap: Callable[[torch.Tensor], torch.Tensor] = torch.func.debug_unwrap
 """Unwraps a transformed tensor into the plain one, which other code can read; for `vmap`, the whole batch."""
 _DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-# Of float4 two numbers are packed into a byte, and torch can neither read nor convert them.
+# Two float4 numbers are packed into one byte, and torch can neither read nor convert them.
 _FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
 _DTYPE, _DEVICE, _LAYOUT, _IS_COMPLEX = map(attrgetter, ("dtype", "device", "layout", "is_complex"))
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -130,10 +130,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """Return the one word that says what distinguishes a tensor from a dense one of real numbers.
+    """Return one word for how a tensor differs from a dense tensor of real numbers.
 
     It is the class of a subclass (``DTensor``), the layout (``sparse_coo``, ``mkldnn``), ``nested``, ``vmapped``,
-    ``functional`` (the other wrappers of `torch.func`), ``quantized`` or ``meta``, else the dtype (``int64``).
+    ``functional`` (the other wrappers of `torch.func`), ``quantized`` or ``meta``, otherwise the dtype (``int64``).
     """
     if tensor.is_nested:
         return "nested"
@@ -149,12 +149,12 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def measurable(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the dense real numbers whose statistics describe a tensor; None if there are none to be had.
+    """Return the dense real numbers whose statistics describe a tensor; None if there are none.
 
     That is the tensor itself if it is dense and floating-point. It is the whole batch under `vmap`, this rank's part of
-    a DTensor, and pairs of real numbers for complex ones. Integers have no statistics, and neither do sparse, nested,
-    quantized and meta tensors, partial sums over ranks, and subclasses that compute for themselves; `kind_of` names
-    them.
+    a DTensor, and pairs of real numbers for a complex tensor. Integers have no statistics, and neither do sparse,
+    nested, quantized and meta tensors, partial sums over ranks, and subclasses that compute for themselves; `kind_of`
+    names them.
     """
     plain = tensor if is_dense(tensor) else _plain(tensor)
     if plain is None or not (plain is tensor or is_dense(plain)):
@@ -172,7 +172,7 @@ def is_sharded(tensor: Any) -> bool:
 def _plain(tensor: Any) -> torch.Tensor | None:
     """Return the plain tensor without a graph that another one stands for, on this rank; None if there is none."""
     if type(tensor) in PLAIN_TYPES:
-        # A copy, because writes by a function under a transform do not raise the version of what is inside.
+        # A copy, because writes by a function under a transform do not increment the version of the inner tensor.
         return unwrap(tensor.detach().clone()) if is_wrapped(tensor) else None
     if tensor.is_nested:
         return None
@@ -183,10 +183,10 @@ def _plain(tensor: Any) -> torch.Tensor | None:
             if any(place.is_partial() and size > 1 for place, size in zip(tensor.placements, ranks, strict=True)):
                 return None
             tensor = tensor.to_local()
-        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # It has memory, and changes functions.
+        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # It has memory, and modifies functions.
             plain: torch.Tensor = tensor.as_subclass(torch.Tensor)
             return plain
-        cloned = tensor.clone()  # The result of a collective that may still be running becomes plain here.
+        cloned = tensor.clone()  # This unwraps the result of a collective that may still be running.
     except Exception as error:
         if not is_unsupported(tensor, error):
             raise
@@ -195,8 +195,8 @@ def _plain(tensor: Any) -> torch.Tensor | None:
 
 
 def is_unsupported(tensor: torch.Tensor, error: Exception) -> bool:
-    """Return whether an operation on a tensor failed because there is none for its kind."""
-    # A subclass decides with which exception it says so. For a dense tensor of some dtype, torch raises this one.
+    """Return whether an operation on a tensor failed because it does not exist for this kind."""
+    # A subclass may raise any exception for this. For a dense tensor of some dtype, torch raises this one.
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, NotImplementedError) or not is_dense(tensor)
@@ -218,7 +218,7 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor | None:
 
     It is a clone at once where torch cannot do that, and None for a tensor that cannot be copied.
     """
-    # Of a quantized tensor, torch makes a lazy clone without a quantizer, and reading that ends the process. Under
+    # For a quantized tensor, torch makes a lazy clone without a quantizer, and reading that crashes the process. Under
     # `vmap` it makes one of each sample and warns. A subclass need not support it.
     if type(tensor) is torch.Tensor and not tensor.is_quantized and not is_wrapped(tensor):
         try:
@@ -230,7 +230,7 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values that a sparse tensor stores, each element once; a tensor that is not sparse as it is."""
+    """Return the values that a sparse tensor stores, each element once; any other tensor is returned unchanged."""
     if tensor.layout not in _SPARSE:
         return tensor
     values: torch.Tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
@@ -252,7 +252,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def num_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements; of a sparse one, of the values that it stores."""
+    """Return the bytes of a tensor's elements; for a sparse tensor, those of the values that it stores."""
     if tensor.is_sparse:
         tensor = tensor._values()
     return tensor.nbytes
@@ -267,9 +267,9 @@ def tensor_version(tensor: torch.Tensor) -> int:
 
 
 class TensorVersions:
-    """The identities and versions of some tensors; it does not keep them alive.
+    """The identities and versions of tensors, without keeping them alive.
 
-    Writes that raise no version, as through `.data` or into the shard of a DTensor, are missed.
+    Writes that do not increment a version, such as those through `.data` or into a DTensor's shard, are missed.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -305,8 +305,8 @@ class TensorMeta(NamedTuple):
 
 
 def tensor_meta(tensors: Sequence[torch.Tensor]) -> TensorMeta:
-    """Return the facts about some tensors."""
-    # Reading one attribute of 500 tensors takes 25 to 45 µs, so only those are read that every caller needs. Few
+    """Return the facts about the tensors."""
+    # Reading one attribute of 500 tensors takes 25 to 45 µs, so only those that every caller needs are read. Few
     # different dtypes, types and devices occur, so sets of them are examined.
     dtypes, devices = set(map(_DTYPE, tensors)), set(map(_DEVICE, tensors))
     strided, real = set(map(_LAYOUT, tensors)) <= {torch.strided}, not any(map(_IS_COMPLEX, dtypes))

@@ -1,9 +1,9 @@
 """Draw lines that stay below all other output of a process at a terminal.
 
 While a region is drawn, the cursor stays where other output left it, on the line above the region. Output of another
-library, a forked process or the terminal itself is not disturbed there, and the next drawing is below it.
-Nothing depends on how the region looked when it was drawn: if the terminal was resized since, and has wrapped its
-lines, it is still erased as a whole.
+library, a forked process or the terminal itself is not disturbed there, and the next drawing is below it. Nothing
+depends on how the region looked when it was drawn: if the terminal was resized since and has wrapped its lines, the
+region is still erased completely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_notebook(stream: Any) -> bool:
 
 
 def can_redraw(stream: Any) -> bool:
-    """Return whether what was drawn can be replaced: in a notebook, and on a terminal that knows escape sequences."""
+    """Return whether drawn lines can be replaced: in a notebook, and on a terminal that knows escape sequences."""
     return is_notebook(stream) or (is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown"))
 
 
@@ -43,7 +43,7 @@ class Region:
 
     @property
     def columns(self) -> int:
-        """The columns of the terminal now."""
+        """The current number of columns of the terminal."""
         return self._screen.size().columns
 
     def draw(self, lines: Sequence[str], width: int) -> None:
@@ -61,7 +61,7 @@ class Region:
 
 
 class Screen:
-    """A terminal with regions, of which overlapping runs have several: those are drawn one below the other.
+    """A terminal with regions; overlapping runs have several, which are drawn one below the other.
 
     Args:
         stream: A stream that writes to the terminal.
@@ -78,7 +78,7 @@ class Screen:
         self._watched = [self._out, *(WatchedStream(other, self) for other in dict.fromkeys(others))]
 
     def size(self) -> os.terminal_size:
-        """Return columns and rows now; the usual ones if nothing says them."""
+        """Return the current columns and rows; the usual ones if they are unknown."""
         with suppress(Exception):  # not a file, or closed
             # The watched stream's descriptor: other code that asks for one makes the screen erase itself.
             size = os.get_terminal_size(self._out.fileno())
@@ -103,7 +103,7 @@ class Screen:
             if self._regions:
                 self.draw()
                 return
-            self._write("\r\n" * (self._cursor.below + bool(self._cursor.column)))  # what comes next begins a line
+            self._write("\r\n" * (self._cursor.below + bool(self._cursor.column)))  # the next output begins a line
             for stream in self._watched:
                 stream.restore()
             _screens.remove(self)
@@ -117,15 +117,15 @@ class Screen:
                 self.erase()
                 return
             for stream in self._watched:
-                stream.flush()  # what was written before has to come first
-            # Moving down by lines (IND) scrolls if it must, and keeps the column, which is not known for certain.
+                stream.flush()  # earlier output has to come first
+            # Moving down by lines (IND) scrolls if it must, and keeps the column, which is not certainly known.
             down = above + len(lines) - 1
             room = "\x1bD" * down + f"\x1b[{down}A"
             self._write(f"{self._cursor.clear_line}{room}\x1b7\x1b[{above}B\r\x1b[J" + "\r\n".join(lines) + "\x1b8")
             self.is_drawn = True
 
     def erase(self, for_now: bool = False) -> None:
-        """Erase the regions until they are drawn again: by the next line of other output, if it is only for now."""
+        """Erase the regions until they are drawn again: if only for now, by the next line of other output."""
         self._draws_again = for_now and (self._draws_again or self.is_drawn)
         if self.is_drawn:
             self.is_drawn = False
@@ -176,16 +176,16 @@ def open_region(stream: Any) -> Region:
 
 
 def begin_line() -> str:
-    """Return what begins a line at the terminal in any case, for a signal handler: it must not wait for a lock."""
+    """Return what begins a new line at the terminal, for a signal handler, which must not wait for a lock."""
     return "\r\n\x1b[J" if any(screen.is_drawn for screen in _screens) else "\n"
 
 
 class WatchedStream:
-    """A stream whose writes are noticed by a screen; itself it writes to the stream unnoticed.
+    """A stream whose writes a screen notices; its own writes go unnoticed.
 
     The stream's own `write` is replaced, and not the stream in `sys`: a progress bar or a handler of a logger that was
-    made before the run holds the stream itself. `fileno` is replaced, too, because what asks for it may write to the
-    terminal past the stream, as `input` does for its prompt.
+    created before the run holds the stream itself. `fileno` is replaced, too, because code that asks for it may write
+    to the terminal past the stream, as `input` does for its prompt.
     """
 
     def __init__(self, stream: Any, screen: Screen) -> None:
@@ -205,7 +205,7 @@ class WatchedStream:
             self.stream.flush()
 
     def restore(self) -> None:
-        """Make the stream what it was."""
+        """Restore the stream."""
         for name, function in self._replaced.items():
             if _attributes(self.stream).get(name) == function:  # otherwise other code has replaced it since
                 delattr(self.stream, name)
@@ -226,13 +226,13 @@ def _attributes(stream: Any) -> dict[str, Any]:
 
 
 class CursorPosition:
-    """Where other output has left the cursor."""
+    """The place where other output has left the cursor."""
 
     def __init__(self) -> None:
         self.column = 0
         """How much of a line was written; 0 at its beginning."""
         self.is_rewritten = False
-        """Whether the line is written again and again, as a progress bar is."""
+        """Whether the line is rewritten repeatedly, like a progress bar."""
         self.below = 0
         """Lines below the cursor: several progress bars move it up again."""
 

@@ -46,7 +46,7 @@ def short_number(value: float, digits: int = 4) -> str:
 
 
 def rate(per_second: float, unit: str) -> str:
-    """Return a rate as text, of slow things as a duration."""
+    """Return a rate as text; for slow things, as a duration."""
     if per_second >= 100:
         return f"{per_second:,.0f} {unit}s/s"
     return f"{per_second:.1f} {unit}s/s" if per_second >= 1 else f"{1 / max(per_second, 1e-9):,.1f} s/{unit}"

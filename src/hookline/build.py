@@ -67,8 +67,8 @@ class SimpleTrainer(Trainer):
         device: Device to train on (default: cuda if available, otherwise cpu).
         val_dataloader: One loader of validation batches, or several by name.
         val_loaders: The same as `val_dataloader`.
-        hooks: A list of hooks, a config of hooks, or a `HookManager`.
-        allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
+        hooks: A list of hooks, a hooks config, or a `HookManager`.
+        allow: Prefixes under which a hooks config that was read from a file may name dotted paths.
         **more: Options of every trainer; `hookline help options` lists them.
     """
 
@@ -108,8 +108,8 @@ class AccelerateTrainer(Trainer):
         accelerator: An `accelerate.Accelerator`; by default, a new one is created.
         val_dataloader: One loader of validation batches, or several by name.
         val_loaders: The same as `val_dataloader`.
-        hooks: A list of hooks, a config of hooks, or a `HookManager`.
-        allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
+        hooks: A list of hooks, a hooks config, or a `HookManager`.
+        allow: Prefixes under which a hooks config that was read from a file may name dotted paths.
         **more: Options of every trainer; `hookline help options` lists them.
     """
 
@@ -164,7 +164,7 @@ class AccelerateTrainer(Trainer):
 
 
 class GenericTrainer(Trainer):
-    """Several loaders and optimizers, and everything else from a config: a `TrainerConfig`, or a `HooksConfig` alone.
+    """Several loaders and optimizers, and all that a config can describe: a `TrainerConfig`, or a `HooksConfig` alone.
 
     >>> trainer = GenericTrainer(config, model, optimizers)
     >>> trainer.fit(train_loaders, val_loaders, max_epochs=3)
@@ -175,7 +175,7 @@ class GenericTrainer(Trainer):
         optimizers: One optimizer, or several.
         schedulers: One learning-rate scheduler, or several.
         device: Device to train on (default: cuda if available, otherwise cpu).
-        hooks: A list of hooks, a config of hooks, or a `HookManager`, unless the config lists hooks.
+        hooks: A list of hooks, a hooks config, or a `HookManager`, unless the config lists hooks.
         allow: Prefixes under which a config that was read from a file may name dotted paths.
         train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
         val_loaders: One loader of validation batches, or several by name; `fit` takes them, too.
@@ -286,7 +286,7 @@ def trainer_from_config(
 def _make_trainer(
     config: Mapping[str, Any] | RunConfig, policy: ImportPolicy, device: Any, trained_on: Any = None
 ) -> Trainer:
-    """Make a trainer from a config; `trained_on` is the section `data` that the model comes from, if it is another."""
+    """Make a trainer from a config; `trained_on` is the section `data` of the model's training, if different."""
     from hookline.config.references import resolve_references, restore_references
     from hookline.config.schema import RunConfig, as_run_config
 
@@ -332,7 +332,7 @@ def _with_vocab(factory: Factory, data: Any, former: Any) -> Any:
     """Return data with the vocabulary of the data that the model was trained on: ids mean nothing without it.
 
     Raises:
-        ConfigError: If the data has another one, and its function takes none.
+        ConfigError: If the data has a different one, and its function does not take a vocabulary.
     """
     vocab = getattr(former, "vocab", None)
     if data.vocab == vocab or getattr(data.vocab, "__dict__", None) == getattr(vocab, "__dict__", ()):
@@ -372,7 +372,7 @@ def load_trainer(
     settings = dict(config.get("trainer") or {})
     kept = hooks.get("forward") if settings.get("enable_intervention") else []
     settings.update(name=None, tags=None, notes=None)
-    if not settings.get("trainable_only"):  # otherwise the frozen weights may come from there
+    if not settings.get("trainable_only"):  # the frozen weights may come from there
         settings["init_from"] = None
     config.update(trainer=settings, hooks={"forward": kept or [], "update": []}, trackers=[])
     check_secrets(config)
@@ -390,7 +390,7 @@ def load_trainer(
             average = EMAHook(buffers=True)
             average.load_state_dict(state)
             average.copy_to(trainer.model)
-            break  # the first one is what validations have measured
+            break  # validations have measured the first one
     return trainer, saved
 
 
@@ -450,7 +450,7 @@ def make_manager(
     """Make a `HookManager` with the hooks of a config or a list, and with the default update hook if there is none.
 
     Args:
-        hooks: A config of hooks, a list of hooks, None, or a manager, which is returned as it is.
+        hooks: A hooks config, a list of hooks, None, or a manager, which is returned as it is.
         allow: Prefixes under which a config from a file may name dotted paths.
         from_file: Whether the config comes from a file.
         intervene: Whether forward hooks may change activations.
@@ -458,7 +458,7 @@ def make_manager(
     if isinstance(hooks, HookManager):
         return hooks
     manager = HookManager(hooks, enable_intervention=intervene, allow=allow, from_file=from_file)
-    if hooks is None or isinstance(hooks, (list, tuple, Iterator)):  # a config brings the default update hook itself
+    if hooks is None or isinstance(hooks, (list, tuple, Iterator)):  # a config already includes the default update hook
         manager.load({})
     return manager
 
@@ -486,7 +486,7 @@ def make_parts(
     count_tokens: Callable[[Any], int] | None = None,
     **changes: Any,
 ) -> Components:
-    """Check what a constructor was given, and return the parts of a trainer.
+    """Check the arguments of a constructor, and return the parts of a trainer.
 
     The constructors of all trainers take the keyword-only parameters and the options of a run.
 
@@ -494,9 +494,9 @@ def make_parts(
         model: The model.
         optimizers: One optimizer, or several.
         device: Device to train on (default: cuda if available, otherwise cpu).
-        hooks: A config of hooks, a list of hooks, None, or a manager.
-        allow: Prefixes under which a config of hooks from a file may name dotted paths.
-        from_file: Whether the config of hooks comes from a file.
+        hooks: A hooks config, a list of hooks, None, or a manager.
+        allow: Prefixes under which a hooks config from a file may name dotted paths.
+        from_file: Whether the hooks config comes from a file.
         options: The options of the run, unless they are among the keywords.
         train_loaders: One loader of training batches, or several by name.
         val_loaders: One loader of validation batches, or several by name.
@@ -546,7 +546,7 @@ def make_parts(
 
 
 def check_model(model: Any) -> None:
-    """Reject objects that are no model, and the stages of a pipeline.
+    """Reject objects that are not models, and the stages of a pipeline.
 
     Raises:
         TrainingError: If the model is not a module, or a part of one that several processes run in turn.
@@ -600,10 +600,10 @@ def checked_list(given: Any, name: str, kind: str, arguments: str, at_least: int
 
 
 def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
-    """Reject an object that is no scheduler, or whose optimizer the trainer does not step, so it would never move.
+    """Reject an object that is not a scheduler, or whose optimizer the trainer does not step, so it would never move.
 
     Raises:
-        TrainingError: With the scheduler's class.
+        TrainingError: If it cannot be used; the message names its class.
     """
     owned = [owner for optimizer in optimizers for owner in (optimizer, unwrap_optimizer(optimizer))]
     for scheduler in schedulers:

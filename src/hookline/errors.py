@@ -1,4 +1,4 @@
-"""Every error that Hookline raises on purpose, and the form of values in messages."""
+"""Every error that Hookline raises on purpose, and how messages show values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 _MAX_SHOWN = 60  # characters of a value in a message
 MAX_TEXT = 10_000  # characters of an error or a reason; the rest is left out, and its length is stated
 before_cut: list[Callable[[str], str]] = []
-"""Functions that a long text goes through before it is cut; record/redaction.py adds one."""
+"""Functions that are applied to a long string before it is cut; record/redaction.py adds one."""
 
 
 class HooklineError(Exception):
@@ -26,7 +26,7 @@ class MissingArgument(HooklineError, TypeError):
 
 
 class ConfigError(HooklineError):
-    """The configuration is wrong: the message has the dotted path, the bad value and the nearest valid choice."""
+    """The configuration is wrong: the message names the dotted path, the bad value and the nearest valid choice."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -51,7 +51,7 @@ class MetricMissing(HooklineError):
 
 
 class LiveWrite(HooklineError):
-    """An observer wrote into one of the model's tensors: training is no longer the same, and the run ends."""
+    """An observer wrote into one of the model's tensors: training is no longer the same, so the run ends."""
 
     always_raise = True
 
@@ -92,7 +92,7 @@ def error_text(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback of an exception; of a long one its end, which has what was raised, and where."""
+    """Return the traceback of an exception; for a long one only the end, which shows what was raised and where."""
     return cut("".join(format_exception(error)), from_end=True)
 
 
@@ -101,7 +101,7 @@ def cut(text: str, *, from_end: bool = False) -> str:
     if len(text) <= MAX_TEXT:
         return text
     kept = text[-2 * MAX_TEXT :] if from_end else text[: 2 * MAX_TEXT]
-    for redact in before_cut:  # the half of a secret would no longer be known as one
+    for redact in before_cut:  # half of a secret would no longer be recognized
         kept = redact(kept)
     # The cut may have removed half of a secret.
     half = MAX_TEXT if len(text) <= 2 * MAX_TEXT else min(MAX_TEXT, len(kept) // 2)
@@ -125,7 +125,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def with_article(noun: str) -> str:
-    """Return a noun after 'a' or 'an', as it is spoken.
+    """Return a noun with 'a' or 'an', according to its pronunciation.
 
     >>> with_article("update hook")
     'an update hook'
@@ -148,7 +148,7 @@ def shown(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a value's repr, cut short; of a resolved reference, the reference."""
+    """Return a value's repr, cut short; for a resolved reference, the reference."""
     try:
         text = repr(_with_references(value))
     except Exception:  # Its own __repr__ failed, it contains itself, or it has thousands of digits.

@@ -14,7 +14,7 @@ from hookline.hosts.versions import check_version
 
 check_version("pytorch-ignite", (0, 5))
 
-from ignite.engine import Engine, Events  # noqa: E402 - an error of ours says what is missing
+from ignite.engine import Engine, Events  # noqa: E402 - our own error says what is missing
 
 __all__ = ["Hooks", "attach"]
 
@@ -31,7 +31,7 @@ class Hooks(HostedHooks):
         engine: The engine that trains.
         model: The model.
         optimizer: Its optimizer, or several as `hookline.attach` takes them.
-        config: A config of hooks: the path of a YAML file, or a dict.
+        config: A hooks config: the path of a YAML file, or a dict.
         evaluator: An engine that only validates: its runs are validations, its metrics are ``val/…``.
         scaler: The GradScaler of the engine, if it has one.
         **options: Options of `hookline.attach`: hooks, step_fn, output_dir and allow.
@@ -55,13 +55,13 @@ class Hooks(HostedHooks):
         super().__init__(config, **options)
         self._engine, self._model, self._optimizer, self._scaler = engine, model, optimizer, scaler
         self._evaluator = evaluator
-        self._knows_loss = False  # whether `backward` has told the loss of this iteration
+        self._knows_loss = False  # whether `backward` has reported the loss of this iteration
         for event, handler in (
             (Events.STARTED, self._start),
             (Events.EPOCH_STARTED, self._begin_epoch),
             (Events.ITERATION_STARTED, self._begin_iteration),
             (Events.ITERATION_COMPLETED, self._end_iteration),
-            (Events.TERMINATE, lambda: self.end_run()),  # Ignite passes the engine to what takes an argument.
+            (Events.TERMINATE, lambda: self.end_run()),  # Ignite passes the engine to handlers that take an argument.
             (Events.COMPLETED, lambda: self.end_run()),
         ):
             engine.add_event_handler(event, handler)
@@ -88,7 +88,7 @@ class Hooks(HostedHooks):
         self.run.next_batch(self._engine.state.batch)
 
     def _end_iteration(self) -> None:
-        """End the micro-batch, with the loss that the engine's function has returned unless `backward` told it."""
+        """End the micro-batch, with the loss that the engine's function has returned, unless `backward` reported it."""
         if not self._knows_loss:
             output = self._engine.state.output
             loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -121,7 +121,7 @@ class Hooks(HostedHooks):
         self._engine.terminate()
 
     def send_to_host(self, numbers: Mapping[str, float], step: int) -> None:
-        """Put numbers among the metrics of the engine, which its loggers read."""
+        """Add numbers to the engine's metrics, which its loggers read."""
         self._engine.state.metrics.update(numbers)
 
 

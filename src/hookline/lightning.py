@@ -14,7 +14,7 @@ from hookline.hosts.versions import check_version
 
 check_version("lightning", (2, 6))
 
-from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402 - an error of ours says what is missing
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402 - our own error says what is missing
 
 __all__ = ["Hooks"]
 
@@ -136,7 +136,7 @@ class Hooks(HostedHooks, Callback):
         self._trainer.should_stop = True
 
     def save_in_host(self, path: Path) -> None:
-        """Save Lightning's checkpoint beside ours, with which `fit(ckpt_path=…)` resumes, and drop those without."""
+        """Save Lightning's checkpoint, from which `fit(ckpt_path=…)` resumes, next to ours, and drop single ones."""
         self._trainer.save_checkpoint(path.with_name(f"{path.name}.ckpt"))
         for file in path.parent.glob("*.ckpt"):
             if not file.with_suffix("").is_dir():

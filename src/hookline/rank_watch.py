@@ -1,7 +1,7 @@
 """Watch the other processes of a run from a side thread: when one fails, all of them end and know which one failed.
 
 The main thread of a rank that waits for a failed one is blocked in a collective, where it handles neither exceptions
-nor signals. So every rank has a thread beside it and a connection to a store that rank 0 hosts. The thread writes a
+nor signals. So every rank has a side thread and a connection to a store that rank 0 hosts. The thread writes a
 heartbeat, looks for a failure that a rank has reported, and watches one other rank, the one before it; what each rank
 costs does not depend on how many there are.
 """
@@ -26,9 +26,9 @@ from hookline.errors import RankError
 Result = TypeVar("Result")
 
 BEAT_SECONDS = 1.0
-MOST_BEATS = 2000  # a second, of all ranks together: one thread of rank 0 answers them
-SILENT_BEATS = 3  # without one for this long, a process of this machine is looked for
-SILENT_BEATS_ELSEWHERE = 30  # a process of another machine cannot be looked for
+MOST_BEATS = 2000  # per second, for all ranks together: one thread of rank 0 answers them
+SILENT_BEATS = 3  # after this long without one, check whether a process of this machine exists
+SILENT_BEATS_ELSEWHERE = 30  # the existence of another machine's process cannot be checked
 BLAME_SECONDS = 5.0  # in which another rank may report why the connection to a third one was lost
 GRACE_SECONDS = 3.0  # in which the main thread may end the run itself, once a failure is known
 CLOSE_SECONDS = 2.0  # for each of the last calls of a process that is ended
@@ -62,10 +62,10 @@ def as_error(failure: Mapping[str, Any]) -> RankError:
 def call_within(seconds: float, call: Callable[[], Result]) -> Result:
     """Call a function that waits for another process in a side thread, and return its result.
 
-    torch's calls to a process that is frozen never return, whatever limit torch has for them.
+    torch's calls to a frozen process never return, whatever their timeout.
 
     Raises:
-        TimeoutError: If it takes longer; the thread then waits on.
+        TimeoutError: If it takes longer; the thread keeps waiting.
         Exception: The function's exception.
     """
     results: list[Result] = []
@@ -100,7 +100,7 @@ class RankWatch:
 
     def __init__(self, rank: int, world_size: int, store: Any, run: WatchedRun, timeout: float) -> None:
         self.failure: dict[str, Any] | None = None
-        """The first failure of the run that is known on this rank; its own one as well."""
+        """The first failure of the run that this rank knows of, including its own."""
         self._rank, self._world_size, self._store, self._run, self._timeout = rank, world_size, store, run, timeout
         self._interval = max(BEAT_SECONDS, world_size / MOST_BEATS)
         self._main = threading.get_ident()
@@ -153,7 +153,7 @@ class RankWatch:
         return as_error(self.failure)
 
     def stop(self) -> None:
-        """End the thread: the run is over for this rank. Rank 0 waits until all ranks know of a failure."""
+        """End the thread: the run is over for this rank. Rank 0 waits until all ranks know about a failure."""
         self._over = True
         self._wake.set()
         self._thread.join(ANSWER_SECONDS)
@@ -166,7 +166,7 @@ class RankWatch:
     # ---- in the thread -----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Beat and look at the others until the run is over or a failure is known, then see that the run ends."""
+        """Beat and watch the others until the run is over or a failure is known, then make sure that the run ends."""
         while not self._over and self.failure is None:
             self._wake.wait(self._interval)
             self._wake.clear()
@@ -234,8 +234,8 @@ class RankWatch:
     def _hanging(self, earlier: Mapping[int, Any]) -> dict[str, Any]:
         """Return the failure of the rank that the others wait for, given their beats of some time ago.
 
-        That is one that does not beat, because it is frozen. Otherwise it is the one that is in a hook and does not
-        itself wait, else the one that is furthest behind.
+        That is one that does not beat, because it is frozen. Otherwise it is the one that is in a hook and is not
+        itself waiting, or else the one that is furthest behind.
         """
         beats = self._read_beats()
 
@@ -249,7 +249,7 @@ class RankWatch:
         return {"rank": order[0], "step": first["position"][0], "error": error}
 
     def _report(self, failure: dict[str, Any]) -> None:
-        """Write a failure for all ranks, and know the one that was written first."""
+        """Write a failure for all ranks, and read the one that was written first."""
         try:
             text = json.dumps(failure)
             first = call_within(ANSWER_SECONDS, lambda: self._store.compare_set(FAILED, "", text))
@@ -303,7 +303,7 @@ def _in_hook(beat: Mapping[str, Any], verb: str = "in") -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Say where a thread is in the user's code, else where it is at all."""
+    """Say where a thread is in the user's code, or otherwise where it is."""
     here = frame
     while here is not None and here.f_globals.get("__name__", "").partition(".")[0] in ("torch", "hookline"):
         here = here.f_back

@@ -1,11 +1,11 @@
 """The processes of a run: which one this is, and what all of them do together.
 
 A number crosses ranks in one of three ways. `total` adds up a few numbers and waits for all ranks. `add_up` does so for
-numbers with names, which may differ between ranks. The record brings together what was logged or shared in its next
-exchange, without waiting.
+numbers with names, which may differ between ranks. The record combines what was logged or shared in its next exchange,
+without waiting.
 
-Everything goes through host tensors and one gloo group that nothing else uses: training's own collectives, on whatever
-backend, are not waited for and not mixed up with these.
+Everything goes through host tensors and one gloo group that nothing else uses: these neither wait for training's own
+collectives, on any backend, nor interfere with them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 Name = TypeVar("Name", bound=Hashable)
 Number = TypeVar("Number", int, float)
 
-CONNECT_SECONDS = 60.0  # at least, for ranks to find each other
+CONNECT_SECONDS = 60.0  # the minimum, for ranks to find each other
 # Words in the errors of backends whose peer process is gone.
 LOST_CONNECTION = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
 LONGEST_VALUE = 200  # characters of a value in a message
@@ -62,7 +62,7 @@ class Ranks:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         if own_group is not None:
             self.act_together = True
-        self._group = own_group  # None also after a failure: from then on this rank acts alone
+        self._group = own_group  # None after a failure, too: from then on this rank acts alone
         self._has_failed = False
         self._store: Any = None  # through which the watches of the runs of this process report failures
         self._watch: RankWatch | None = None
@@ -101,7 +101,7 @@ class Ranks:
         return result
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the plain values that the ranks pass, by rank. For rare use: what it returns grows with the ranks."""
+        """Return the plain values that the ranks pass, by rank. For rare use: its result grows with their number."""
         if self._group is None:
             return [value]
         self.check()
@@ -185,7 +185,7 @@ class Ranks:
 
     @contextmanager
     def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
-        """Watch the other ranks during a run, from a side thread, and report to them what is raised in the block.
+        """Watch the other ranks during a run, from a side thread, and report exceptions in the block to them.
 
         Args:
             run: The facts that the watch needs from the run.
@@ -220,7 +220,7 @@ class Ranks:
             RankError: If a rank does not begin within the timeout.
         """
         seconds, began = max(timeout, CONNECT_SECONDS), monotonic()
-        # torch limits no other collective by itself, and one that waits on would keep this process from ending.
+        # torch sets no timeout for other collectives, and one that keeps waiting would keep this process from ending.
         barrier = partial(torch.distributed.monitored_barrier, self._group, timedelta(seconds=seconds))
         try:
             call_within(2 * seconds, barrier)  # in a thread, so that signals are handled
@@ -233,10 +233,10 @@ class Ranks:
             raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare") from error
 
     def _connect(self) -> Any:
-        """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group.
+        """Return a store that rank 0 hosts, in addition to torch's own, which belongs to the process group.
 
-        If all ranks are on one machine, it listens to that machine only. Otherwise every key begins with a random
-        text that the ranks alone know, because a message of a stranger would end the run.
+        If all ranks are on one machine, it listens only to that machine. Otherwise every key begins with a random
+        string that only the ranks know, because a stranger's message could end the run.
         """
         hosts = self.gather(host())
         is_local = len(set(hosts)) == 1
@@ -269,7 +269,7 @@ class Ranks:
             self._watch.check()
 
     def failed(self, step: int, error: str) -> None:
-        """Report to the other ranks why this one ends. From then on, it acts alone, as a single process.
+        """Report to the other ranks why this one ends. From then on it acts alone, like a single process.
 
         Args:
             step: The step at which it failed.
@@ -293,7 +293,7 @@ class Ranks:
             self.total([0])
 
     def stop_watching(self) -> None:
-        """End the watch: the run waits for no other rank from now on, and they may end their processes."""
+        """End the watch: from now on the run waits for no other rank, and the others may end their processes."""
         if self._watch is not None:
             self._watch.stop()
 
@@ -301,7 +301,7 @@ class Ranks:
         return f"rank {self.rank} of {self.world_size}"
 
 
-_default_ranks: tuple[Any, Ranks] | None = None  # A process may make its default process group again.
+_default_ranks: tuple[Any, Ranks] | None = None  # A process may create its default process group again.
 
 
 def find_ranks(timeout: float = 600.0) -> Ranks:
@@ -313,7 +313,7 @@ def find_ranks(timeout: float = 600.0) -> Ranks:
         timeout: Seconds in which all ranks must have come to the first call.
 
     Raises:
-        RankError: If they have not.
+        RankError: If some have not.
     """
     global _default_ranks
     rank, world_size = rank_and_world_size()
@@ -340,7 +340,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def leave_ranks() -> None:
-    """Destroy the process groups, because a thread of theirs that runs when the interpreter ends may abort the process.
+    """Destroy the process groups, because one of their threads may abort the process when the interpreter exits.
 
     Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
     that may be gone.
@@ -352,14 +352,14 @@ def leave_ranks() -> None:
 def own_rank(group: Any = None) -> Ranks:
     """Return this process's rank; without a group, as in a user's own loop, it does everything else alone.
 
-    No process group is made, so that not all ranks need to call this.
+    No process group is created, so that not all ranks need to call this.
     """
     rank, world_size = rank_and_world_size()
     return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), group)
 
 
 def fingerprint(parts: Iterable[Any]) -> int:
-    """Return a small number that differs between ranks if some text of theirs does."""
+    """Return a small number that differs between ranks if a string does."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "backslashreplace")).digest()
     return int.from_bytes(digest[: FINGERPRINT_BITS // 8], "big")
 
@@ -406,7 +406,7 @@ def _difference(name: str, values: Sequence[Any], place: tuple[str, ...] = ()) -
 
 
 def on_ranks(ranks: Sequence[int], most: int = 8) -> str:
-    """Write rank numbers, the first ones if they are many."""
+    """Write rank numbers, only the first if there are many."""
     more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 

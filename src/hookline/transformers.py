@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback  # noqa: E402 - an error of ou
 __all__ = ["Hooks"]
 
 FOLDER = "hookline"  # The folder of hooks in a checkpoint of the Trainer.
-_OWN_LOGS = {"loss", "learning_rate", "epoch", "total_flos", "num_input_tokens_seen"}  # ours are of each step
+_OWN_LOGS = {"loss", "learning_rate", "epoch", "total_flos", "num_input_tokens_seen"}  # ours belong to each step
 
 
 class Hooks(HostedHooks, TrainerCallback):
@@ -35,17 +35,17 @@ class Hooks(HostedHooks, TrainerCallback):
     host = TRANSFORMERS
 
     _trainer: Any = None
-    _is_logging = False  # whether the Trainer logs numbers of ours
+    _is_logging = False  # whether the Trainer is logging our own numbers
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Make an exception that leaves `train` end the run, because callbacks are not told of it."""
+        """Make an exception that leaves `train` end the run, because callbacks do not learn about it."""
         self._trainer = calling_trainer()
         replace_method(self._trainer, "train", self.watch)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Begin the run, with the state of the checkpoint that the Trainer resumes from."""
         trainer = calling_trainer()
-        if self._trainer is not trainer:  # `add_callback` tells nothing, and `train` is in progress.
+        if self._trainer is not trainer:  # `add_callback` reports nothing, and `train` is already in progress.
             self.on_init_end(args, state, control)
         self._epoch_has_ended = False
         self.load_state_dict(self._find_state(args, state.global_step) if state.global_step else {})
@@ -84,7 +84,7 @@ class Hooks(HostedHooks, TrainerCallback):
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Count the loss of a micro-batch once its backward pass is done; an exception ends the run."""
         self._is_open = False
-        loss = self.watch(original, *args, **kwargs)  # After `add_callback`, no other code of ours sees an exception.
+        loss = self.watch(original, *args, **kwargs)  # After `add_callback`, none of our other code sees an exception.
         if self._is_open:
             self.run.backward_ends()
         return loss
@@ -170,7 +170,7 @@ class Hooks(HostedHooks, TrainerCallback):
             logger.warning("%s has no state of hooks: %s", directory, error)
 
     def _find_state(self, args: Any, step: int) -> dict[str, Any]:
-        """Return the state of hooks in the checkpoint of a step; the Trainer does not tell which one it loads."""
+        """Return the hook state in the checkpoint of a step; the Trainer does not say which one it loads."""
         given = args.resume_from_checkpoint
         places = [Path(given)] if isinstance(given, str) else []
         for place in [*places, Path(args.output_dir) / f"checkpoint-{step}"]:

@@ -38,7 +38,7 @@ class Verdict:
     """What differed first: batch, random streams, parameters, learning rate, optimizer options or state, train or eval
     mode, activations, loss, gradients or number of steps."""
     notes: tuple[str, ...] = ()
-    """What the hook did that was undone, and where it failed."""
+    """Changes of the hook that were undone, and its failures."""
 
     @property
     def harmless(self) -> bool:
@@ -58,14 +58,14 @@ class Verdict:
 
 
 class NotRepeatable(Exception):
-    """Two runs without any hook differ, so that nothing can be said about hooks."""
+    """Two runs without any hook differ, so nothing can be said about hooks."""
 
 
 def verify(make_trainer: Callable[[], Trainer], steps: int = 20) -> list[Verdict]:
     """Judge every hook of a trainer, each alone.
 
     Args:
-        make_trainer: Makes a new trainer; all of them must train alike, seeds included.
+        make_trainer: Makes a new trainer; all of them must train in the same way, including seeds.
         steps: The number of optimizer steps to compare.
 
     Returns:
@@ -112,7 +112,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
     trainer.add_hook(probe)
     probe.attach(trainer)
     trainer.options.console = False
-    trainer.hooks.audits_every_call = True  # not only at some of them
+    trainer.hooks.audits_every_call = True  # at all calls, not only at some
     unsubscribe = trainer.hooks.failures.subscribe(probe.store)
     try:
         with sending_suspended(), torch.enable_grad():  # This also restores a grad mode that a hook changes.
@@ -120,7 +120,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
     except Exception as error:
         if hook is None or isinstance(error, ConfigError) or hook_notes(error):
             raise
-        # Training itself failed, which it does not without the hook.
+        # Training itself failed, which does not happen without the hook.
         probe.store(Incident("failed", hook, "", trainer.step, f"ended the run: {error_text(error)}"))
     finally:
         unsubscribe()
@@ -171,11 +171,11 @@ class Probe(TrainingHook):
         self._in_forward = False
 
     def attach(self, trainer: Trainer) -> None:
-        """Observe the training batches of a trainer, and every activation while one of them is computed.
+        """Observe the training batches of a trainer, and every activation that is computed for them.
 
         The loss alone does not show every change: a batch norm removes the scale of its input again. So the inputs of
         all modules without children and the output of the model are compared, too. Inputs rather than outputs, since
-        a forward hook that is registered later runs after ours. A compiled model is observed from outside only.
+        a forward hook that is registered later runs after ours. A compiled model is observed only from outside.
         """
         compute = trainer.forward.compute
 
@@ -202,7 +202,7 @@ class Probe(TrainingHook):
                     module.register_forward_pre_hook(observe_activations, with_kwargs=True)
 
     def store(self, incident: Incident) -> None:
-        """Store what a hook of the run caused, without secrets."""
+        """Store the incidents that a hook of the run caused, without secrets."""
         self.incidents.append(replace(incident, message=redact_text(incident.message), error=None))
 
     def on_before_backward(self, step: int, loss: Any, batch: Any) -> None:

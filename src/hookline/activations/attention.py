@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the manager makes sessions
     from hookline.activations.registry import ModelRegistry
 
 SUPPORTED = "scaled_dot_product_attention, nn.MultiheadAttention and a softmax over [batch, heads, queries, keys]"
-# Names under which Hugging Face models call attention that is made of torch's own functions.
+# Names under which Hugging Face models call attention that consists of torch's own functions.
 _VISIBLE_IMPLEMENTATIONS = (None, "eager", "sdpa")
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
@@ -67,7 +67,7 @@ class AttentionCost:
         self.maps = 0
         self.bytes = 0
         self._seconds = 0.0
-        self._pending: list[tuple[Any, Any]] = []  # pairs of timing events that were not read yet
+        self._pending: list[tuple[Any, Any]] = []  # pairs of timing events that have not been read yet
 
     @contextmanager
     def timing(self, device: torch.device) -> Iterator[None]:
@@ -120,7 +120,7 @@ class AttentionMode(TorchFunctionMode):
         self.points, self.cost = AttentionPoints(names.values()), AttentionCost()
         self.model_ran = False
         self._names = names
-        self._thread = threading.get_ident()  # the only one in which torch calls the mode
+        self._thread = threading.get_ident()  # the only thread in which torch calls the mode
         self._running: list[torch.nn.Module] = []  # the modules that this thread is in, outermost first
         self._warned: set[str] = set()
 
@@ -188,7 +188,7 @@ def attention_session(
     """
     named, kind = plain_modules(model), type(unwrap_module(model)).__name__
     selected = named if modules is None else select(modules, named, "module")
-    # The root module has no name; a model that attends in its own forward goes by its class name.
+    # The root module has no name; a model that computes attention in its own forward gets its class name.
     names = {module: name or kind for name, module in selected.items()}
     mode, hook = AttentionMode(names), Capture("*", **options)
     with attention_with_weights(model) as switched, mode.following(model), mode:
@@ -240,8 +240,8 @@ def _configs(config: Any) -> Iterator[Any]:
 
 # ---- the weights of an attention call --------------------------------------------------------------------------------
 
-# They are computed after the call, from its arguments, and nothing here draws a random number: they are the weights
-# before dropout.
+# They are computed after the call, from its arguments, without drawing random numbers, so they are the weights before
+# dropout.
 
 
 def scaled_dot_product_weights(

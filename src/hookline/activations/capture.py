@@ -198,7 +198,7 @@ class Capture(BuiltInForwardHook):
 
 
 def _is_slice(tensor: Tensor) -> bool:
-    """Return whether a tensor uses a part of its storage, so that keeping it would keep the whole storage alive."""
+    """Return whether a tensor uses only part of its storage, so that keeping it would keep the whole storage alive."""
     try:
         return tensor.untyped_storage().nbytes() > tensor.nbytes
     except (RuntimeError, NotImplementedError, AttributeError):  # sparse tensors and numbers have no single storage
@@ -292,7 +292,7 @@ class EarlyStop(ForwardHook):
 
     def __init__(self, modules: Any, num_modules: int) -> None:
         self.modules, self._num_modules = modules, num_modules
-        self._local = threading.local()  # has the names of the modules that ran, in a thread that should stop
+        self._local = threading.local()  # has the names of the modules that have run, in a thread that should stop
 
     def run(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the model's result, or None if the pass was stopped."""

@@ -42,7 +42,7 @@ class CapturedState:
         thread: The name of the thread that called the module.
     """
 
-    # A state is made for every call of every captured module, so it computes nothing that can wait.
+    # A state is created for every call of every captured module, so everything that can wait is computed later.
     hook: str
     name: str
     layer_idx: int | None
@@ -52,8 +52,8 @@ class CapturedState:
     phase: str
     thread: str
     values: tuple[Any, Any, Any]  # inputs, keyword inputs and output, which states may share: readers get views of them
-    copies: Sequence[HostCopy] = ()  # to the host, which may still be in progress
-    storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
+    copies: Sequence[HostCopy] = ()  # copies to the host, which may still be in progress
+    storages: Sequence[tuple[int, int]] = ()  # address and bytes of the memory that counts for its limit
     time: float = field(default_factory=monotonic)
 
     @cached_property
@@ -146,7 +146,7 @@ class CaptureStore:
             states = self._states[state.hook]
             states.append(state)
             limit = self.max_states if max_states is None else max_states
-            if limit is not None and len(states) > limit:  # by one, because every state is added here
+            if limit is not None and len(states) > limit:  # one at a time, because every state is added here
                 self._drop(states, states[0])
             if self.limit_bytes is not None and states:
                 self._enforce_limit(state, self.limit_bytes)

@@ -38,7 +38,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 COUNTS = ("nan", "inf")  # conditions that need no comparison: a single occurrence meets them
 CONDITION_STATISTICS = (*COUNTS, "absmax", "mean", "std", "zeros", "min", "max", "l2")
-GRADIENT = "grad_"  # begins the names of statistics of gradients, as in monitors
+GRADIENT = "grad_"  # prefix of the statistics of gradients, as in monitors
 STATISTIC_NAMES = (*CONDITION_STATISTICS, *(GRADIENT + name for name in CONDITION_STATISTICS))
 GRADIENT_PARAMETERS = ("gradient", "grad")  # a function whose second parameter has one of these names gets gradients
 BACKWARD = "backward"  # where reports say that a check of a gradient failed
@@ -58,7 +58,7 @@ class Condition:
 
     text: str
     holds: Callable[..., Any]
-    """Of the statistic, or of the module's name and its output."""
+    """A function of the statistic, or of the module's name and its output."""
     statistic: str = ""
     """Empty for a function."""
     of_gradient: bool = False
@@ -112,7 +112,7 @@ class Finding(ModuleCall):
     value: float | None
     """The value of the condition's statistic; None if the condition is a function."""
     statistics: dict[str, float]
-    """Of the tensor that met the condition; for a function, of the output's first floating-point tensor."""
+    """Statistics of the tensor that met the condition; for a function, of the output's first floating-point tensor."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     """For a condition on gradients, the gradient."""
@@ -224,14 +224,14 @@ class Debug(BuiltInForwardHook):
     ) -> None:
         """Check a gradient when backward has computed it; what a function raises is a failure of the hook."""
         if not entry.enabled or all(entry is not other for other in self._registry.entries("forward")):
-            return  # It was disabled or removed since the forward pass.
+            return  # The hook was disabled or removed since the forward pass.
         try:
             gradient = gradient.detach()
             self._check(where, self._gradient_conditions, gradient, statistics_of([gradient]), inputs, trainer)
         except StopTraining:
             raise
         except Exception as error:
-            # Not counted with the failures in the forward pass, whose successes would reset the count.
+            # Not counted with the failures in the forward pass, because their successes would reset the count.
             if self._registry.failures.apply_policy(entry, entry.name, BACKWARD, error, where["step"]) is not None:
                 raise
         else:
@@ -390,7 +390,7 @@ def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
     except Exception:
         if inside_transform() is None:
             raise
-        return by_tensor  # Inside of `torch.func.grad`, tensors have no memory that a kernel could read.
+        return by_tensor  # Inside `torch.func.grad`, tensors have no memory that a kernel could read.
     for index, numbers in zip(measured, rows, strict=True):
         row = dict(zip(STATISTICS, numbers, strict=True))
         # Conditions use shorter names, and the fraction of zeros instead of their number.

@@ -41,7 +41,7 @@ from hookline.stats import borrowed
 
 if TYPE_CHECKING:
     from hookline.activations.compile.compiled_stats import CompiledStats  # Imported when something is compiled.
-    from hookline.activations.registry import ModelRegistry  # It makes the dispatcher.
+    from hookline.activations.registry import ModelRegistry  # It creates the dispatcher.
 
 ON_FORWARD = CATALOG["on_forward"]
 
@@ -85,8 +85,8 @@ def observer_view(tensor: torch.Tensor) -> torch.Tensor | None:
 class ForwardArgs:
     """The event arguments of `on_forward` for one hook and one call of a module.
 
-    An observer gets copy-on-write views of the tensors, made when they are read. An intervention gets the live tensors,
-    so gradients flow through its result.
+    An observer gets copy-on-write views of the tensors, created when they are read. An intervention gets the live
+    tensors, so gradients flow through its result.
     """
 
     dispatcher: ForwardDispatcher
@@ -98,7 +98,7 @@ class ForwardArgs:
     live_kwargs: Any
     live_output: Any
     measured: Measured | None
-    views: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # With their versions when they were made.
+    views: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # With their versions when they were created.
 
     def read(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments that the hook names."""
@@ -146,7 +146,7 @@ class ForwardArgs:
 
 
 class NoRun:
-    """The run that forward hooks read where no trainer is known; code that fires no events may set it."""
+    """The run that forward hooks read if no trainer is known; code that fires no events may set it."""
 
     step, epoch, phase, trainer, model = 0, 0, "inference", None, None
 
@@ -172,7 +172,7 @@ class ForwardDispatcher:
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
-        self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
+        self.compiled_stats: CompiledStats | None = None  # Created when something is compiled.
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
@@ -209,7 +209,7 @@ class ForwardDispatcher:
             HooklineError: If a pattern matches nothing in the model.
         """
         with self._lock:
-            # Raises before anything has changed. Once, because a user's predicate may remember what it was asked.
+            # This raises before anything has changed. Only once, because a user's predicate may have side effects.
             selections = [(entry, select_modules(entry, model)) for entry in self.registry.entries("forward")]
             if self.model is not model:
                 self._update([])
@@ -220,7 +220,7 @@ class ForwardDispatcher:
             for entry, modules in selections:
                 self._select(entry, modules)
         self.registry.dispatch_table.reset()
-        self.sync()  # Takes the compiler's lock, so not inside ours.
+        self.sync()  # Takes the compiler's lock, so it must not be inside ours.
 
     def _check(self, entry: Entry) -> None:
         """Reject a pattern that matches nothing at registration, not when the hook should be called."""
@@ -238,7 +238,7 @@ class ForwardDispatcher:
         selection = self._selected.get(entry.name)
         if selection is not None and selection[0] is entry:
             return selection[1]
-        with self._lock:  # Else another thread could watch another model between selecting and storing.
+        with self._lock:  # Otherwise another thread could watch another model between selecting and storing.
             return self._select(entry, select_modules(entry, self.model))
 
     def _select(self, entry: Entry, modules: Mapping[str, torch.nn.Module]) -> dict[HookedModule, str]:
@@ -262,10 +262,10 @@ class ForwardDispatcher:
         if has_compiled and self.registry.entries("forward"):
             from hookline.activations.compile.dynamo import guard_on_hooks
 
-            guard_on_hooks(reset=not compiling)  # Takes the compiler's lock, so not inside ours.
+            guard_on_hooks(reset=not compiling)  # Takes the compiler's lock, so it must not be inside ours.
         with self._lock:
             entries = self.registry.entries("forward")
-            # A selection goes with its hook: another one may get its name.
+            # A selection is removed with its hook, because another hook may get its name.
             self._selected = {entry.name: (entry, self.selected_by(entry)) for entry in entries}
             if not entries:
                 self.detach()
@@ -280,7 +280,7 @@ class ForwardDispatcher:
                     detection.prepare_before_compiling(self)
 
     def _update(self, entries: Sequence[Entry]) -> None:
-        """Have torch hooks for these hooks and no others."""
+        """Keep torch hooks for these hooks and no others."""
         attached: dict[HookedModule, str] = {}
         measured: dict[HookedModule, str] = {}
         for entry in entries:
@@ -324,19 +324,19 @@ class ForwardDispatcher:
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
             if ((self._silent_threads or self.is_elsewhere) and self.is_silenced()) or backward_id() != NO_BACKWARD:
-                return None  # In the second case backward repeats a forward pass that hooks have seen.
-            if begin_batch is not None and begin_batch():  # Other hooks may be due.
+                return None  # In the second case, backward repeats a forward pass that hooks have seen.
+            if begin_batch is not None and begin_batch():  # Other hooks may still be due.
                 dispatch = self.registry.slots.on_forward
                 return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)
             if at_module is None:
                 return None
-            self._until_cleanup -= 1  # Several threads may lose a count, which only delays the clean-up.
+            self._until_cleanup -= 1  # Counts may be lost between threads, which only delays the clean-up.
             if self._until_cleanup <= 0:
                 self._until_cleanup = self.registry.cleanup_interval
                 self.registry.captures.sweep()
             raised: Exception | None = None
-            for hook, name, observe in at_module:  # Each gets the output of the one before; a failure stops none.
+            for hook, name, observe in at_module:  # Each gets the previous one's output; a failure stops none.
                 values = (inputs, kwargs, output)
                 try:
                     if observe is None:
@@ -351,7 +351,7 @@ class ForwardDispatcher:
                 except Exception as error:
                     raised = first_raised(raised, error)
                 except ForwardStopped:
-                    if raised is None:  # Else the failure of an earlier hook ends the pass.
+                    if raised is None:  # Otherwise the failure of an earlier hook ends the pass.
                         raise
             if raised is not None:
                 if self.fail is None:
@@ -405,7 +405,7 @@ class ForwardDispatcher:
         return returned if intervenes and returned is not None else output
 
     def is_listening(self, entry: Entry) -> bool:
-        """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
+        """Return whether a hook is enabled and not closed at the end of its run, as hooks with `close` are."""
         closed = entry.closed and getattr(hook_attribute(entry.hook, "close"), "__func__", None) is not Hook.close
         return self.attached and entry.enabled and not closed
 

@@ -26,7 +26,7 @@ OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled 
 MAX_NESTED_CALLS = 100
 _REMOVED = object()
 # Returns the number of the backward pass that this thread runs. A forward pass inside it repeats one that hooks have
-# seen (checkpointing); with a torch that does not tell, hooks see it again.
+# seen (checkpointing); if torch does not report it, hooks see the pass again.
 NO_BACKWARD = -1
 backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: NO_BACKWARD)
 
@@ -35,7 +35,7 @@ backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 
 
 class TorchHook:
-    """A callable for torch with which its module can be pickled and copied, and which the copy leaves behind.
+    """A callable for torch that allows its module to be pickled and copied, and that the copy leaves out.
 
     A copy of the module has in its place a method that takes anything and does nothing: the copy is not hooked, and
     what it computes is not attributed to the original. The method is Python's, so that a model saved while hooks were
@@ -68,7 +68,7 @@ class ModuleTimer(TorchHook):
         if is_dynamo_compiling():
             return
         starts = self._local.__dict__.setdefault("starts", [])
-        if len(starts) > MAX_NESTED_CALLS:  # Left behind by calls that ended in an exception.
+        if len(starts) > MAX_NESTED_CALLS:  # These were left behind by calls that ended in an exception.
             starts.clear()
         starts.append((perf_counter_ns(), _allocated(module)))
 
@@ -118,13 +118,13 @@ class HookedModule(TorchHook):
         self.fired: Counter[str] = Counter()  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
-        self.handle: Any = None  # Of the torch hook, while it is on the module.
+        self.handle: Any = None  # The torch hook's handle, while it is on the module.
         self._timer_handle: RemovableHandle | None = None
         self._register = register
         # Torch keeps this object alive as long as the module, so it must keep no other object alive. When the
         # manager is gone, so are the slots, and the dispatcher's finalizer detaches.
         self._slots = weakref.ref(slots)
-        # Compiled code checks before each run what it read here while it was traced.
+        # Before each run, compiled code checks the attributes that it read here while it was traced.
         self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
         self.graph_id: torch.Tensor | None = None  # Identifies the module in graphs.
         self.stats_key = ""  # Identifies its row of compiled statistics while a graph is traced.
@@ -137,16 +137,16 @@ class HookedModule(TorchHook):
             from hookline.activations.compile.dynamo import call_while_tracing
 
             return call_while_tracing(self, module, inputs, kwargs, output)
-        if output is _REMOVED:  # Another thread has just removed the hook, and torch forgot that it takes keywords.
+        if output is _REMOVED:  # Another thread has just removed the hook; torch has forgotten that it takes keywords.
             return None
-        self.calls += 1  # Also if no hook is due: the fire report tells a module that never ran from such a hook.
+        self.calls += 1  # Even if no hook is due, for the fire report: it says which modules never ran.
         slots, timer = self._slots(), self.timer
         dispatch = None if slots is None else slots.on_forward
         measured = timer.end(module) if timer is not None else None
         return None if dispatch is None else dispatch(self, module, inputs, kwargs, output, measured)
 
     def update(self, attached: bool, measured: bool = False, returns: bool = False) -> None:
-        """Put torch hooks on the module, or take them off, where the state differs.
+        """Put torch hooks on the module, or remove them, where the state differs.
 
         Args:
             attached: Whether a hook selects the module.
@@ -194,7 +194,7 @@ def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, tor
         names = {id(module): name for name, module in named.items()}
         for index, module in enumerate(objects):
             fallback = entry.name if len(objects) == 1 else f"{entry.name}.{index}"
-            inner = unwrap_module(module)  # As patterns do: a wrapper stands for the module in it.
+            inner = unwrap_module(module)  # As in patterns, a wrapper stands for the module inside it.
             chosen[names.get(id(inner)) or fallback] = inner
     return chosen
 

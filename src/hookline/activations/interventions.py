@@ -91,13 +91,13 @@ class Intervention(ForwardHook):
     def _merge(
         self, indices: Indices | None, changed: Tensor, tensor: Tensor, dim: int, what: str, name: str
     ) -> Tensor:
-        """Take `changed` at the given indices of one dimension and `tensor` elsewhere; None takes all of `changed`."""
+        """Use `changed` at the given indices of one dimension and `tensor` elsewhere; None uses all of `changed`."""
         if indices is None:
             return changed
         shape = tuple(tensor.shape)
         if not -tensor.dim() <= dim < tensor.dim():
             raise self._error(f"{what}: the output of {name!r} has shape {shape} and no dimension {dim}")
-        # The mask is made on the CPU, where a wrong index raises instead of corrupting the device.
+        # The mask is created on the CPU, where a wrong index raises instead of corrupting the device.
         mask = torch.zeros(shape[dim], dtype=torch.bool)
         try:
             mask[indices if isinstance(indices, (int, slice)) else [int(index) for index in indices]] = True
@@ -162,7 +162,7 @@ class ScaleActivation(Intervention):
 
 
 Scale = ScaleActivation
-"""Its original name, which the gradient transform `hookline.gradients.transforms.Scale` shares."""
+"""The original name of the class, which the gradient transform `hookline.gradients.transforms.Scale` shares."""
 
 
 class Add(Intervention):
@@ -229,7 +229,7 @@ class Patch(Intervention):
             whose first dimension is the position.
 
     Raises:
-        HooklineError: If the source is of another type, or the file cannot be read or has no outputs.
+        HooklineError: If the source has another type, or the file cannot be read or has no outputs.
     """
 
     built_in = True
@@ -271,7 +271,7 @@ class Steer(Intervention):
     Args:
         modules: The modules to steer.
         vector: One number per element of the output's last dimension.
-        strength: The factor of the vector.
+        strength: The number that multiplies the vector.
         positions: The indices of dimension `dim` to steer; None steers all.
         dim: The dimension of the positions; by default the last but one, as in ``(batch, position, feature)``.
 

@@ -67,7 +67,7 @@ class Monitor(BuiltInForwardHook):
 
     name = "monitor"
     built_in = True
-    needs_all_ranks = True  # its rows cover all ranks; if it fails on one, they are left out
+    needs_all_ranks = True  # its rows cover all ranks; if one rank fails, they are left out
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Monitor(BuiltInForwardHook):
         self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
-        # Each method names only the arguments that are needed, because measuring time and memory costs extra.
+        # Each method names only the arguments that it needs, because measuring time and memory costs extra.
         self._reads_outputs = any(source is not None for source in (self._outputs, self._dead_units, self._functions))
         self.on_forward: Any = self._observe if self._costs is None else self._observe_and_measure
 
@@ -125,12 +125,13 @@ class Monitor(BuiltInForwardHook):
             if self._outputs is not None:
                 if measured is not tensor:
                     self._outputs.note_part(name, tensor)
-                # Until backward the tensor itself is kept: its graph shows whether autograd keeps it too, a view's not.
+                # The tensor itself is kept until the backward pass: its graph, unlike a view's, shows whether autograd
+                # keeps it, too.
                 keep = self._before_backward or measured is not tensor
                 self._outputs.add(name, measured if keep else measured.detach(), step)
             if self._dead_units is not None and measured is tensor:
                 self._dead_units.add(name, tensor)
-            elif self._dead_units is not None:  # A stand-in may have other dimensions.
+            elif self._dead_units is not None:  # A stand-in may have different dimensions.
                 self._pass_over(name, tensor, "counts no dead units in")
             if self._functions is not None:
                 self._functions.measure(name, measured.detach(), step)
@@ -162,7 +163,7 @@ class Monitor(BuiltInForwardHook):
                     self._count_call()
 
     def _count_call(self) -> None:
-        """Move results to the bounded history from time to time, because without a run (step 0) no step ends."""
+        """Move results to the bounded history from time to time, because no step ends without a run (step 0)."""
         self._calls += 1
         if self._calls >= MAX_PENDING_CALLS:
             self._calls = 0
@@ -178,7 +179,7 @@ class Monitor(BuiltInForwardHook):
     # ---- statistics from compiled code -------------------------------------------------------------------------------
 
     def _flush_compiled(self) -> None:
-        """Have what compiled code has accumulated added by `add_rows`, under a lock: never call this inside ours."""
+        """Let `add_rows` add what compiled code has accumulated; this takes a lock, so never call it inside ours."""
         stats = None if self._registry is None else self._registry.dispatcher.compiled_stats
         if stats is not None:
             stats.deliver()
@@ -281,7 +282,7 @@ class Monitor(BuiltInForwardHook):
             return self._history.plus(tables)
 
     def clear_states(self) -> None:
-        """Drop the measurements; in a run, they are recorded nevertheless."""
+        """Drop the measurements; in a run, they are still recorded."""
         self._flush_compiled()
         with self._lock:
             self._collect(wait=True)
@@ -332,7 +333,7 @@ class Monitor(BuiltInForwardHook):
         return [source for source in self._sources if not shares or isinstance(source, CallCosts)]
 
     def _share(self, trainer: RunControl | None, at_end: bool = False) -> None:
-        """Hand in what was measured, if there are several ranks: time and memory are rank 0's own."""
+        """With several ranks, contribute the measurements to the exchange; time and memory are rank 0's own."""
         if trainer is None or not trainer.ranks.act_together:
             return
 
@@ -398,7 +399,7 @@ def _parse_metrics(
         raise ConfigError("metrics", f"expected a list with some of {', '.join(METRICS)}, got {metrics!r}")
     functions: dict[str, Callable[[Tensor], Any]] = {}
     for metric in metrics:
-        if callable(metric):  # A name that is taken gets a number.
+        if callable(metric):  # A name that is already taken gets a number.
             name = getattr(metric, "__name__", type(metric).__name__).strip("<>")
             functions[numbered(name, {*METRICS, *functions})] = metric
         elif metric not in METRICS:

@@ -36,7 +36,7 @@ class FireRow:
     hook: str
     module: str
     calls: int
-    """Calls of the module since any hook selects it."""
+    """Calls of the module since the first hook selected it."""
     fired: int
     """How often the hook was called there and returned without error."""
     why: str = ""
@@ -88,7 +88,7 @@ class ModelRegistry(Registry):
         self.cleanup_interval = check(cleanup_interval, PositiveInt, "cleanup_interval")
         self.dispatcher = ForwardDispatcher(self)
         self._stays_attached = True  # After the last `attached` block.
-        self._attached_blocks = 0  # Several threads may be in one.
+        self._attached_blocks = 0  # Several threads may be in such a block.
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class ModelRegistry(Registry):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Attach the forward hooks to the watched model inside the block, if they are not."""
+        """Attach the forward hooks to the watched model inside the block, unless they already are."""
         self._set_attached(blocks=1)
         try:
             yield
@@ -142,7 +142,7 @@ class ModelRegistry(Registry):
         self.attach()
 
     def close(self) -> None:
-        """Close every hook, and take the forward hooks off the model until `reopen`, `attach` or `watch`."""
+        """Close every hook, and remove the forward hooks from the model until `reopen`, `attach` or `watch`."""
         self._set_attached(stays=False)
         super().close()
 
@@ -195,7 +195,7 @@ class ModelRegistry(Registry):
             module: A module, or a pattern in the watched model.
             hook_id: The hook's name; by default the class's.
             metrics: The values to monitor: names, functions of the output, or one function; see `Monitor`. By default,
-                its statistics, `time` and `memory`.
+                the statistics of the output, `time` and `memory`.
             **options: Options of `Monitor` and of `register`.
 
         Returns:
@@ -259,8 +259,8 @@ class ModelRegistry(Registry):
     def get_captured_states(self, hook_id: str) -> list[Any]:
         """Return the states that a hook has collected, oldest first.
 
-        A `CapturedState` for each call that a capture hook has seen, a `MonitoredState` (`name`, `step`, `values`) for
-        each module and step of a monitoring hook, each `Inspection` and `Finding` of a debug hook; for any other hook,
+        A `CapturedState` for each call that a capture hook has seen; a `MonitoredState` (`name`, `step`, `values`) for
+        each module and step of a monitoring hook; every `Inspection` and `Finding` of a debug hook; for any other hook,
         its attribute `states`. Waits for the device if a monitoring hook has values on one.
 
         Raises:
@@ -277,7 +277,7 @@ class ModelRegistry(Registry):
         return list(states)
 
     def clear_captured_states(self, hook_id: str | None = None) -> None:
-        """Remove the states that one hook has collected, or all hooks."""
+        """Remove the states that one hook or all hooks have collected."""
         for entry in self.entries("forward") if hook_id is None else [self.entry(hook_id)]:
             hook_attribute(entry.hook, "clear_states")()
 

@@ -45,7 +45,7 @@ class StepTable(NamedTuple):
         return dict(zip(self.columns, self.values[index].tolist(), strict=True))
 
     def align(self, names: Sequence[str]) -> Tensor:
-        """Return the values with one row per given name, NaN for names that this step does not have."""
+        """Return the values with one row per given name, NaN for names that this step lacks."""
         if tuple(self.names) == tuple(names):
             return self.values
         indices = {name: index for index, name in enumerate(names)}
@@ -83,11 +83,11 @@ class TensorStatistics(StepCollector):
         self._points, self._histogram, self._prefix = points, histogram, prefix
         columns = (*statistics, *(f"p{point:g}" for point in points), *["histogram_top"] * histogram)
         self._columns = tuple(prefix + column for column in columns)
-        self._copies: dict[str, bool] = {}  # Whether another rank has this rank's part of a DTensor, too, by module.
+        self._copies: dict[str, bool] = {}  # By module, whether another rank also has this rank's part of a DTensor.
         self._newest: StepRows | None = None
 
     def note_part(self, name: str, tensor: Tensor) -> None:
-        """Note whether this rank's part of a DTensor counts; other tensors that are measured by a stand-in do."""
+        """Note whether this rank's part of a DTensor counts; all other tensors measured by a stand-in do."""
         if is_sharded(tensor):
             self._copies[name] = is_copy(tensor)
 
@@ -98,13 +98,13 @@ class TensorStatistics(StepCollector):
             yield from self._tables(rows)
 
     def share(self, key: str, epoch: int, has_same_batch: bool, scale: float, use: UseTable) -> list[SharedPart]:
-        """Take out all steps so far, to be merged with those of the other ranks; nothing waits.
+        """Remove and return all steps so far, to be merged with those of the other ranks; nothing waits.
 
         Args:
             key: The monitor's name; the same on all ranks.
             epoch: The epoch.
-            has_same_batch: Whether this rank's outputs are copies of what another rank has measured, unless it has a
-                part of a DTensor.
+            has_same_batch: Whether this rank's outputs, except for parts of DTensors, are copies of what another rank
+                has measured.
             scale: The factor by which values of the merged rows are multiplied.
             use: Called with the tables of all ranks.
         """
@@ -292,7 +292,7 @@ class DeadUnits:
             yield _count(arrival.step, dead)
 
     def share(self, key: str, epoch: int, use: UseTable, last_step: int | None = None) -> list[SharedPart]:
-        """Take out the complete windows, to be merged with those of the other ranks; nothing waits.
+        """Remove and return the complete windows, to be merged with those of the other ranks; nothing waits.
 
         Args:
             key: The monitor's name; the same on all ranks.
@@ -314,13 +314,13 @@ class DeadUnits:
         """Return the units of a window that are alive on this rank; a unit is dead if it is alive on no rank.
 
         Args:
-            kind: What it is; the same on all ranks.
+            kind: The kind of the numbers; the same on all ranks.
             step: The last step of the window.
             epoch: Its epoch.
             copies: Modules with their numbers of units, and which of these are dead, on the way to the host.
             use: Called with the table of all ranks.
         """
-        # With the number of units, because an output may have another one on another rank.
+        # With the number of units, because it may differ between ranks.
         widths = {f"{units} {name}": (units, 0) for sizes, _ in copies for name, units in sizes}
 
         def alive() -> Tensor:
@@ -369,13 +369,13 @@ Source = TensorStatistics | CallCosts | FunctionValues | DeadUnits
 
 
 class History:
-    """The tables of the last steps; of each kind of table, which its columns identify, `limit` values per module."""
+    """The tables of the last steps: for each kind of table, identified by its columns, `limit` values per module."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tables: defaultdict[tuple[str, ...], deque[tuple[int, StepTable]]] = defaultdict(deque)  # By kind.
-        self._rows: Counter[tuple[str, ...]] = Counter()  # Of the tables of a kind.
-        self._numbers = count()  # Of the tables, in the order in which they came.
+        self._rows: Counter[tuple[str, ...]] = Counter()  # The number of rows in the tables of a kind.
+        self._numbers = count()  # Numbers the tables in the order in which they came.
 
     def add(self, table: StepTable) -> None:
         """Append a table, unless it has histograms; the oldest ones of its kind are dropped."""
@@ -393,7 +393,7 @@ class History:
         return [table for _, table in sorted(chain(*self._tables.values()), key=itemgetter(0))]
 
     def plus(self, tables: Iterable[StepTable]) -> History:
-        """Return a history that has these tables of the current step, too."""
+        """Return a history that also has these tables of the current step."""
         history = History(self._limit)
         for table in (*self.tables(), *tables):
             history.add(table)
@@ -418,7 +418,7 @@ class History:
         calls = Counter(table.columns for table in tables if not table.step for other in table.names if other == name)
         most_calls = max(calls.values(), default=0)
         entries: dict[tuple[Any, ...], dict[str, float]] = {}
-        numbers: Counter[tuple[Any, ...]] = Counter()  # Of rows, by step and kind.
+        numbers: Counter[tuple[Any, ...]] = Counter()  # Numbers the rows, by step and kind.
         for table in tables:
             alone = not table.step and calls[table.columns] != most_calls
             for index in [index for index, other in enumerate(table.names) if other == name]:

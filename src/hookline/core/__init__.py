@@ -1,4 +1,4 @@
-"""Decide what happens when, and who is called: events, signatures, schedules, order, dispatch and failures.
+"""Decide what happens when, and which hooks are called: events, signatures, schedules, order, dispatch and failures.
 
-Imports only `errors` and the private helper modules beside it; every other folder may import it.
+Imports only `errors` and the private helper modules next to it; every other folder may import it.
 """

@@ -32,7 +32,7 @@ class Hook(Events):
     """Failure policy: 'warn', 'disable' or 'raise'.
 
     None: 'raise' if it has `on_update` or sets `intervene`, unless `intervenes` is False; otherwise
-    'warn'. Without its changes of gradients or activations, a run would be a different one.
+    'warn'. Without its changes to gradients or activations, the run would be a different run.
     """
     schedule: Schedule | None = None
     """When the hook is called at inner events; `every=` and `at=` at registration override it, `start=` limits it."""
@@ -49,7 +49,7 @@ class Hook(Events):
     collective: bool = False
     """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
     same_on_all_ranks: bool = False
-    """Whether it does the same on all ranks, because it depends only on numbers that all ranks agree on.
+    """Whether it behaves identically on all ranks, because it depends only on numbers that all ranks agree on.
 
     Its requests then take effect at once, and all ranks draw the same numbers. With several ranks, its failure ends
     the run.
@@ -78,13 +78,13 @@ class Hook(Events):
     states: Any = None
     """The states it has collected, oldest first, as `get_captured_states` returns them; None if it collects none."""
     state_dict: Callable[[], Any]
-    """A method that returns what is saved with the run's checkpoints, instead of the attributes in `saves`."""
+    """A method that returns the state to save with the run's checkpoints, instead of the attributes in `saves`."""
     load_state_dict: Callable[[Any], Any]
     """A method that restores what `state_dict` returned."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Code of others may accept more than its annotations say.
+        # Foreign code may accept more than its annotations say.
         if "__init__" in vars(cls) and cls.__module__.startswith("hookline."):
             cls.__init__ = with_checks(cls)  # type: ignore[method-assign]
 
@@ -140,11 +140,11 @@ class ForwardHook(Hook):
     """Whether it puts tensor hooks on `live_output`. Compiled graphs call none, so they are broken at its modules."""
 
     def bind_module(self, name: str, module: torch.nn.Module, run: Any) -> Callable[[Any, Any, Any], None] | None:
-        """Return a function to be called instead of `on_forward` after each call of a module; None for `on_forward`.
+        """Return a function to call instead of `on_forward` after each call of a module; None to keep `on_forward`.
 
         It is called with the module's own inputs, keyword inputs and output, and must not write into them. A call takes
-        4 µs instead of 6, because no arguments are looked up and no views are made. A hook that draws random numbers is
-        called through `on_forward` nevertheless, so both must do the same.
+        4 µs instead of 6, because no arguments are looked up and no views are created. A hook that draws random numbers
+        is still called through `on_forward`, so both must do the same.
 
         Args:
             name: The module's name, as `on_forward` gets it.
@@ -169,9 +169,9 @@ class UpdateHook(Hook):
     norm_type: float = 2.0
     """The order of the norm in `clipped_norm`."""
     clipped_norm: Any = None
-    """The norm of what `params` selects before the last clipping; best left on the device."""
+    """The norm of the selected gradients before the last clipping; preferably left on the device."""
     check_finite: bool | None = None
-    """Whether turning finite gradients non-finite is its failure. None: where checking does not wait for a device."""
+    """Whether turning finite gradients non-finite is a failure. None: only where that does not wait for a device."""
     reads_weights: bool = False
     """Whether it reads weights, not only gradients: fired by hand, `on_update` then needs `model`."""
     reports_norms: bool = False
@@ -196,7 +196,7 @@ DEFAULTS = {
     for name, value in vars(kind).items()
     if not name.startswith("_")
 }
-"""What is read from a hook beside its events, with the defaults."""
+"""Attributes that are read from a hook besides its events, with their defaults."""
 
 
 def hook_attribute(hook: Any, name: str) -> Any:
@@ -213,7 +213,7 @@ class StepContext:
     """One finished optimizer step: the argument `ctx`. Model and optimizer are live; the gradients are already cleared.
 
     In a trainer's run `loss` and `grad_norm` are computed on first access, so a hook that reads only `ctx.step` does
-    not wait for the device. A hook may keep the context: its numbers stay those of its step, no matter when they are
+    not wait for the device. A hook may keep the context: its numbers always belong to its step, no matter when they are
     read.
     """
 

@@ -104,7 +104,7 @@ CAPABILITIES = {
     "knows_windows": "knows the micro-batches of a step",
     "has_unscaled_gradients": "has unscaled gradients before the optimizer step",
 }
-"""What a run may be able to do, as an attribute of it and in words; events and hooks may need it."""
+"""Something that a run may be able to do, as an attribute of the run and in words; events and hooks may need it."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Event:
     fires: str  # How often, in words.
     gradients: str = "none"  # What is true of them, in words.
     kind: str = "lifecycle"
-    inner: bool = False  # Repeats inside the run: schedules apply to it.
+    inner: bool = False  # The event repeats inside the run, so schedules apply to it.
     of_step: bool = False  # An inner event of a whole step, not of one of its micro-batches.
     closing: bool = False  # Every hook is called, whatever the others do; failures become notes.
-    needs: str = ""  # Of the `CAPABILITIES`, the one without which a run never fires it.
+    needs: str = ""  # One of the `CAPABILITIES`; a run without it never fires the event.
     aliases: tuple[str, ...] = ()
     respelled: dict[str, dict[str, str]] = field(default_factory=dict)
     """Spelling -> arguments that have another attribute under it."""
@@ -157,7 +157,7 @@ class Event:
 
     @property
     def argument_names(self) -> list[str]:
-        """Everything a hook may name here, aliases included."""
+        """Everything a hook may name here, including aliases."""
         return [*self.attributes, *(alias for alias, name in ARGUMENT_ALIASES.items() if name in self.attributes)]
 
 
@@ -366,7 +366,7 @@ class Events:
 
     @event(RUN + " metrics=epoch_metrics", order="epoch state", fires="every epoch", needs="knows_batches")
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
-        """An epoch is done, its validation included; its checkpoint comes after."""
+        """An epoch is done, including its validation; its checkpoint comes after."""
 
     @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every checkpoint", needs="can_save")
     def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> None:
@@ -374,7 +374,7 @@ class Events:
 
     @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every load", needs="can_save")
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> None:
-        """A checkpoint has been loaded, hook state included."""
+        """A checkpoint has been loaded, including hook state."""
 
     @event(RUN + " exception", order="trainer exception", fires="when the run fails", gradients="unknown", closing=True)
     def on_exception(self, *args: Any, **kwargs: Any) -> None:
@@ -398,7 +398,7 @@ def find_event(spelling: str) -> Event:
     """Return the row for any spelling, with or without 'on_'.
 
     Raises:
-        RegistrationError: If there is none; the message has the nearest name.
+        RegistrationError: If there is none; the message suggests the nearest name.
     """
     row = SPELLINGS.get(spelling) or SPELLINGS.get(f"on_{spelling}")
     if row is None:

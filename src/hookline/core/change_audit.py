@@ -1,4 +1,4 @@
-"""Record which hook changed what training consists of, except for `trainer.lr = …`, which run/control.py records.
+"""Record which hook changed the state of training, except for `trainer.lr = …`, which run/control.py records.
 
 Only user hooks that name an argument through which they can write are checked; with `debug` and in `hookline verify`
 all of them are, and everything is compared at every call. Otherwise, at events inside steps, learning rates and batches
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LEADS_TO_THE_RUN = {"trainer", "optimizer", "model", "state", "ctx", "batch"}
 LEADS_TO_TENSORS = {"grads", "live_loss"}  # Hooks that name only these are checked where versions are.
-VERSIONS_ONE_IN = 17  # A prime, or it would always meet the same place of an accumulation window.
+VERSIONS_ONE_IN = 17  # A prime, because otherwise it would always fall on the same place in an accumulation window.
 SNAPSHOT_ONE_IN = 8 * VERSIONS_ONE_IN  # It takes about 1 ms for a hundred parameters.
 SNAPSHOT_TENSORS, SNAPSHOT_ELEMENTS = 16, 8  # Parameters or buffers that are compared, and elements of each at least.
 PASSED = {"batch": "batch", "live_loss": "loss"}  # Arguments whose tensors are compared, and what these are.
@@ -43,11 +43,11 @@ class ChangeAudit:
 
     def __init__(self, run: RunControl) -> None:
         self._run = run
-        self._failed = False  # Its own failure is logged once.
+        self._failed = False  # The audit's own failure is logged once.
         self._times: dict[tuple[str, str, str], int] = {}
-        self._sampled: set[tuple[str, str]] = set()  # Hooks and what they wrote to, where not every call is compared.
+        self._sampled: set[tuple[str, str]] = set()  # Hooks and what they wrote, where not every call is compared.
         self.summary = ""
-        """What each hook wrote to and how often, once the run is over."""
+        """The things each hook wrote to and how often, once the run is over."""
         self._calls: Counter[tuple[str, str]] = Counter()
         self._snapshots = 0
 
@@ -105,7 +105,7 @@ class ChangeAudit:
             self._failed = True
 
     def _note(self, hook: str, event: Event, what: str, **values: Any) -> None:
-        """Write to the record at the first, second, fourth, eighth … time and the last; log the first, except rates."""
+        """Write to the record at the first, second, fourth, eighth … time and the end; log the first, except rates."""
         key = (hook, event.name, what)
         times = self._times[key] = self._times.get(key, 0) + 1
         if _is_power_of_two(times):
@@ -158,7 +158,7 @@ class RunSnapshot:
         return tensors[number % stride :: stride]
 
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what has changed since, with old and new values where these are small."""
+        """Yield everything that has changed since, with old and new values where these are small."""
         now = self._read()
         # The run records what it is asked to do itself, and a rerun restores the buffers.
         is_known = {

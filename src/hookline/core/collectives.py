@@ -1,4 +1,4 @@
-"""Refuse collectives in hooks that do not declare them, with `collective = True`.
+"""Refuse collectives in hooks that do not declare them with `collective = True`.
 
 A collective must be called by all ranks in the same order. One in a hook that fails on one rank, or that only some
 ranks call, would be paired with a collective of training, and silently put its numbers into gradients.
@@ -79,7 +79,7 @@ class CollectiveGuard:
 
     @contextmanager
     def _refusing(self, mode: _RefuseCollectives) -> Iterator[None]:
-        before, self.allowed = self.allowed, False  # what a validation or a save may call, its hooks may not
+        before, self.allowed = self.allowed, False  # a validation or a save may call them, but their hooks may not
         try:
             with mode:
                 yield

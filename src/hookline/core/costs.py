@@ -35,19 +35,19 @@ class Cost:
         self.ns += ns
 
     def reset(self) -> None:
-        """Begin to count again."""
+        """Start counting from zero."""
         self.calls = self.ns = self.device_calls = self.device_ns = 0
 
 
-# Two device events cost more than most hooks. It is a prime, or it would always meet the same place of an accumulation
-# window, or the same module of a model.
+# Two device events cost more than most hooks. It is a prime, because otherwise it would always fall on the same place
+# in an accumulation window, or the same module.
 DEVICE_TIMED_ONE_IN = 127
 
 
 class DeviceTimer:
     """Time hooks on an accelerator, on some of their calls inside of steps.
 
-    Nothing waits for the accelerator but ``collect(wait=True)``. Hooks may run in several threads.
+    Only ``collect(wait=True)`` waits for the accelerator. Hooks may run in several threads.
     """
 
     def __init__(self) -> None:
@@ -75,14 +75,14 @@ class DeviceTimer:
                 returned = perf_counter_ns()
                 ended.record()
                 pending.append((cost, began, ended))
-                # The time that the events take is not the hook's.
+                # The time that the events themselves take does not belong to the hook.
                 spent = called - entered + perf_counter_ns() - returned
                 cost.ns -= spent
 
         return hook.with_call(timed_on_device)
 
     def collect(self, wait: bool = False) -> None:
-        """Add what the device has finished to the costs; with `wait`, everything.
+        """Add the times of finished device work to the costs; with `wait`, of all work.
 
         Does nothing while the current stream is captured into a graph, which must not be interrupted by queries.
         """
@@ -103,11 +103,11 @@ class DeviceTimer:
             self._collecting.release()
 
 
-WORTH_LISTING_NS, FREE_NS = 100_000, 2_000  # In all, and a call: reading a free argument is not worth a row.
+WORTH_LISTING_NS, FREE_NS = 100_000, 2_000  # In total, and per call: reading a free argument is not worth a row.
 
 
 def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost]) -> list[dict[str, Any]]:
-    """Return a row for each hook and for each argument that is worth listing, most expensive first.
+    """Return a row for each hook and for each argument that is worth listing, the most expensive first.
 
     Calls and seconds are exact: every call is timed on the host. The time on the device is estimated from some calls.
 
@@ -139,7 +139,7 @@ def share_of_run(seconds: float, run_seconds: float) -> float:
     return min(seconds / run_seconds, 1.0) if run_seconds > 0 else 0.0
 
 
-ENOUGH_CALLS = 3  # Outside of steps, fewer may be calls that come once a run.
+ENOUGH_CALLS = 3  # Outside of steps, fewer may be calls that happen once per run.
 WARM_UP_SECONDS = 5.0  # Nothing is reported earlier, because the first steps pay for warming up.
 
 
@@ -166,7 +166,7 @@ class CostMonitor:
                 continue
             self._reported.add(entry.name)
             if entry.intervenes or (entry.built_in and hook_attribute(entry.hook, "shows_progress")):
-                continue  # It is part of training, or the console, and works as often as it must.
+                continue  # Such a hook is part of training, or the console, and runs as often as it must.
             if outer > inner:
                 remedy = "most of it outside of steps: do less work there"
             elif entry.schedule.always:

@@ -1,6 +1,6 @@
 """Call an event's listeners: `invoke` calls one hook under its failure policy, and each event gets one callable.
 
-`DispatchTable` holds the callables of all events for every set of due hooks, made when an event first fires. An event
+`DispatchTable` holds the callables of all events for every set of due hooks, built when an event first fires. An event
 without listeners has None instead of a callable, so that it costs its call site one branch.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Dispatch = Callable[..., Any]
 Arguments = tuple[Sequence[Any], Mapping[str, Any] | None]
-"""What a hook is called with, by position and by keyword."""
+"""The arguments for a hook, by position and by keyword."""
 METRICS = ("metrics", "val_metrics", "eval_metrics", "epoch_metrics")
 FAILED: Final = object()
 """What `invoke` returns if the hook raised and its failure policy lets the run continue."""
@@ -50,7 +50,7 @@ class EventSlots:
         for name in CATALOG:
             setattr(self, name, None)
 
-    if TYPE_CHECKING:  # Type checkers cannot follow slots that are made from the catalog.
+    if TYPE_CHECKING:  # Type checkers cannot follow slots that are generated from the catalog.
 
         def __getattr__(self, name: str) -> Dispatch | None: ...
 
@@ -64,19 +64,19 @@ class BoundHook:
     listener: Listener
     call: Callable[..., Any]  # The listener's function, or the outermost of the wrappers around it.
     cost: Cost
-    strikes: dict[str, int]  # Its failures in a row, by event; a success ends a row.
+    strikes: dict[str, int]  # Its consecutive failures, by event; a success resets the count.
     built_in: bool
     place: tuple[str, str]  # The hook and the event, as reports name them.
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
-        """Return the same hook with a wrapper around what is called."""
+        """Return the same hook with a wrapper around its function."""
         return replace(self, call=call)
 
 
 Maker = Callable[[list[BoundHook]], Dispatch | None]
 """Makes the callable of an event from its listeners."""
 Callables = dict[str, Dispatch | None]
-"""The callables of all events for one set of due hooks, each made when the event first fires."""
+"""The callables of all events for one set of due hooks, each built when the event first fires."""
 
 
 def invoke(
@@ -90,7 +90,7 @@ def invoke(
     read: Callable[[Any], Arguments] | None = None,
     grad: bool | None = None,
 ) -> Any:
-    """Call one hook under its failure policy and add the call to its cost. All calls of hooks go through here.
+    """Call one hook under its failure policy and add the call to its cost. All hook calls go through here.
 
     The wrappers, such as the random-number guard, are part of `hook.call`.
 
@@ -103,7 +103,7 @@ def invoke(
         keywords: The hook's keyword arguments.
         call: The function to call instead of the hook's listener; it calls the listener and checks its effects. What it
             raises counts as the hook's failure.
-        read: Returns what the hook is called with, instead of `positional` and `keywords`. What it raises is not the
+        read: Returns the arguments for the hook, instead of `positional` and `keywords`. What it raises is not the
             hook's failure; its time counts as the hook's.
         grad: False calls the hook without autograd, True in the mode of the caller; in both cases the mode is restored
             afterwards. None leaves the mode alone.
@@ -158,7 +158,7 @@ def check_optional(event: Event, hooks: Sequence[BoundHook], missing: str) -> No
 
 
 def first_raised(raised: Exception | None, error: Exception | None) -> Exception | None:
-    """Return what an event ends with if several hooks raise: the first exception, but an error before a stop."""
+    """Return the exception to raise if several hooks raised: the first, but an error takes precedence over a stop."""
     if raised is None or (error is not None and isinstance(raised, StopTraining)):
         return error
     return raised
@@ -168,7 +168,7 @@ def first_raised(raised: Exception | None, error: Exception | None) -> Exception
 
 
 class DispatchTable:
-    """Fills the slots of events for the hooks that are due; everything is made again when the hooks change.
+    """Fills the slots of events for the hooks that are due; everything is rebuilt when the hooks change.
 
     An event in progress holds its callable, so that it finishes with the hooks it started with.
     """
@@ -181,18 +181,18 @@ class DispatchTable:
         """Listeners of each event, whether due and enabled or not."""
         self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
         self.makers: dict[str, Maker] = {}
-        """The parts that make the callable of an event themselves, by event."""
+        """By event, the parts that build its callable themselves."""
         self.change_audit: ChangeAudit | None = None
         """Notes what hooks write to; after another one is assigned, `reset` is called."""
         self._tables: dict[Decision, tuple[Callables, dict[str, frozenset[str]]]] = {}
-        # Of the present decision: the callables, and by event the arguments that hooks name.
+        # For the current decision: the callables, and by event the arguments that hooks name.
         self._callables: Callables = {}
         self._named: dict[str, frozenset[str]] = {}
 
     def named_at(self, event: str) -> frozenset[str]:
         """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.
 
-        Some values cost every step something, and are computed only if a hook is going to read them: the norm of
+        Some values cost something at every step, and are computed only if a hook is going to read them: the norm of
         gradients that are gone when the step ends, the model's output, what hooks add to metrics. Every
         hook that is called may change the answer, so it is looked up each time. A hook that is
         enabled later in the same step may find such a value gone.
@@ -211,7 +211,8 @@ class DispatchTable:
         self._tables = {}
         self.scheduler.countdown, self.scheduler.groups = 0, None
         self.install()
-        # The slots of events with listeners were just filled, and stay so: another thread may be firing them.
+        # The slots of events with listeners were just filled, and stay filled, because another thread may be firing
+        # them.
         for name in CATALOG:
             if not self.listener_counts.get(name):
                 setattr(self.slots, name, None)
@@ -232,7 +233,7 @@ class DispatchTable:
 
     def _first_dispatch(self, callables: Callables, name: str, *values: Any) -> Any:
         """Occupy a slot until the event first fires, then make the real callable and call it."""
-        # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
+        # Built this late, because registering a thousand hooks resets all slots a thousand times. Under the lock,
         # so that no change comes between reading the listeners and filling the slot.
         with self._registry.lock:
             event = CATALOG[name]
@@ -247,12 +248,12 @@ class DispatchTable:
         return dispatch(*values) if dispatch else None
 
     def _wrap(self, event: Event, hooks: list[BoundHook]) -> list[BoundHook]:
-        """Return an event's listeners as they are called; a wrapper returns those unchanged that it has no work for."""
+        """Return an event's listeners as they are called; a wrapper may return some of them unchanged."""
         # From the inside to the outside:
-        # 1. Random streams: what a hook draws is its own, what the wrappers around it do is not.
+        # 1. Random streams: only the hook's own draws count, not those of the wrappers around it.
         # 2. Time on the device: the audit's reads of tensors are not the hook's work.
         # 3. Collectives: the mode that refuses them sees every operation, and would slow down the audit's.
-        # 4. Changes: it compares what the run is before and after everything else.
+        # 4. Changes: the audit compares the run before and after everything else.
         # One check of the random streams around the whole event is usually enough; it is outside of all of these.
         hooks = self._registry.rng_guard.wrap(event, hooks)
         wrappers = (self._registry.device_timer, self._registry.collectives, self.change_audit)
@@ -271,7 +272,7 @@ class DispatchTable:
         failures = self._registry.failures
         # Every attribute that these listeners name, each once, in order of first use.
         needed = {name: self.argument_costs[name] for hook in hooks for name in hook.listener.wanted}
-        # Hooks that name the same arguments in the same way get the same ones, put together once.
+        # Hooks that name the same arguments in the same way share them, so they are assembled only once.
         distinct: dict[Any, Listener] = {}
         calls = []
         for hook in hooks:
@@ -282,7 +283,7 @@ class DispatchTable:
         listeners, restored = list(distinct.values()), [name for name in needed if name in METRICS]
 
         def dispatch(args: Any) -> None:
-            # All arguments are read before the first hook is called: an error in there is not the failure of a hook.
+            # All arguments are read before the first hook is called, so an error while reading is not a hook's failure.
             values, began = {}, perf_counter_ns()
             for name, cost in needed.items():
                 try:
@@ -314,7 +315,7 @@ class DispatchTable:
                         changed = True
                     if changed:
                         failures.restore_metrics(event, hook, args, name, before[name])
-                        before = {other: dict(values[other]) for other in before}  # They mirror each other.
+                        before = {other: dict(values[other]) for other in before}  # The two mirror each other.
             if interrupted is not None:
                 raise interrupted
             if raised is not None:

@@ -25,7 +25,7 @@ from hookline.errors import ConfigError, HooklineError, RegistrationError, error
 from hookline.ranks import Ranks
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
-"""What configs and code may say about a hook beside its parameters."""
+"""What configs and code may specify about a hook besides its parameters."""
 DEFAULT_HOOKS = ("console_log",)
 """What a trainer adds to its runs with the origin "default", unless the user has removed it."""
 
@@ -46,12 +46,12 @@ class Entry:
     policy: Policy
     schedule: Schedule
     enabled: bool = True
-    off_here: bool = False  # Of several ranks, failures have switched it off on this one.
-    last: bool = False  # Stays behind every hook that is registered later.
+    off_here: bool = False  # Failures have disabled it on this rank, though perhaps not on others.
+    last: bool = False  # Stays after every hook that is registered later.
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     ranks: RankChoice = None
-    needs: tuple[str, ...] = ()  # Of the `CAPABILITIES` of a run.
+    needs: tuple[str, ...] = ()  # The `CAPABILITIES` that a run must have.
     origin: str = "code"
     parameters: dict[str, Any] = field(default_factory=dict)
     named: bool = False  # The name was chosen for this instance; one that is derived from its class may get a number.
@@ -65,7 +65,7 @@ class Entry:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it listens to none."""
+        """The kinds of hook that it is, by the events it listens to; a lifecycle hook if it listens to none."""
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def enabled_for_ranks(self) -> bool:
-        """Whether the ranks have it enabled; failures may have switched it off on this one alone."""
+        """Whether the ranks have it enabled; failures may have disabled it on this rank alone."""
         return self.enabled or self.off_here
 
     def is_called_here(self, ranks: Ranks) -> bool:
@@ -86,7 +86,7 @@ class Entry:
         return self.enabled and (self.ranks is None or ranks.rank in self.ranks)
 
     def must_not_differ(self, ranks: Ranks) -> bool:
-        """Return whether all ranks of a run do what it does alike, so that the others cannot continue if one fails.
+        """Return whether all ranks of a run do the same with it, so that the others cannot continue if one fails.
 
         One process is all of its ranks, and in a user's own loop each rank acts alone.
         """
@@ -158,7 +158,7 @@ class Entry:
         return identity(self.definition)
 
     def record(self) -> HookRecord:
-        """Return what is listed and recorded about it."""
+        """Return the facts that are listed and recorded about it."""
         return HookRecord(
             self.name, "+".join(self.kinds), self.enabled, self.policy, str(self.schedule), self.origin,
             self.intervenes, self.failures.total, sum(self.overruled.values()), dict(self.parameters),
@@ -261,11 +261,11 @@ def parse_ranks(given: Any, path: str = "ranks") -> RankChoice:
 
 
 def _do_nothing(*arguments: Any, **keywords: Any) -> None:
-    """Stand in for a hook that is called on other ranks."""
+    """Stand in for a hook that is called only on other ranks."""
 
 
 class DerivedName(str):
-    """A name that nobody chose for this instance; it gets a number if it is taken."""
+    """A name that was not chosen for this instance; it gets a number if it is taken."""
 
 
 def numbered(name: str, taken: Container[str], first: int = 2) -> str:

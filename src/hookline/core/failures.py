@@ -54,7 +54,7 @@ class FailureCount:
     in_a_row: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: str) -> int:
-        """Count one more and return how many there were in a row at this event."""
+        """Count one more failure, and return how many there were in a row at this event."""
         self.total += 1
         self.in_a_row[event] = self.in_a_row.get(event, 0) + 1
         return self.in_a_row[event]
@@ -73,16 +73,16 @@ def check_policy(value: str, path: str = "on_error") -> Policy:
 
 
 def raise_if_quit(error: BaseException, where: str) -> None:
-    """Raise KeyboardInterrupt if an exception of user code means that the user quit the debugger there.
+    """Raise KeyboardInterrupt if an exception in user code means that the user quit the debugger there.
 
-    Everything that continues after an exception of user code calls this first.
+    All code that continues after an exception in user code calls this first.
     """
     if isinstance(error, BdbQuit):
         raise KeyboardInterrupt(f"quit in the debugger in {where}") from None
 
 
 def first_failure(*calls: Callable[[], object]) -> BaseException | None:
-    """Make all calls, whatever they raise, and return what was raised first."""
+    """Make all calls, whatever they raise, and return the first exception."""
     raised: BaseException | None = None
     for call in calls:
         try:
@@ -208,7 +208,7 @@ class FailureHandler:
         add_note(error, note)
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "warn" if entry is None else entry.policy
-        # The other ranks have done what all do alike: without this one they would wait for it, or weights would differ.
+        # The other ranks have done their part: they would wait for this rank, or the weights would differ.
         if self.debug or (entry and entry.must_not_differ(self.ranks)) or (several and where == "on_update"):
             policy = "raise"
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
@@ -220,7 +220,7 @@ class FailureHandler:
             return None  # it was reported; the state of a disabled hook is read at every checkpoint
         if original is not None and original is not error:
             add_note(original, f"hook {hook!r} then failed in {where}: {error_text(error)}")
-        # In a method that is not an event a hook fails for another reason than at its events.
+        # In a method that is not an event, a hook fails for reasons other than those at its events.
         self.report(incident, entry.failures.total == 1 or (strikes == 1 and where not in CATALOG))
         is_switched_off = entry.policy == "disable" or strikes >= STRIKES
         if is_switched_off and self._entries.get(entry.name) is entry:  # Another thread may have removed it.
@@ -262,8 +262,8 @@ class FailureHandler:
     def restore_metrics(self, event: Event, hook: BoundHook, args: Any, name: str, before: dict[str, Any]) -> None:
         """Undo changes a hook made to metrics that other hooks own; keep the keys it added.
 
-        At the end of a validation a user's hook may also replace numbers, for the hooks behind it and for the record.
-        With several ranks it may not: they decide by numbers that all of them have measured.
+        At the end of a validation a user's hook may also replace numbers, for the hooks after it and for the record.
+        With several ranks it may not, because they decide by numbers that all of them have measured.
 
         Reserved keys ("step", "epoch", "time") are removed, because every record line already has them. Each revert is
         counted; the first one per hook and event is reported.

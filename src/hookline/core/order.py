@@ -1,4 +1,4 @@
-"""In which order hooks run, and why.
+"""The order in which hooks run, and the reasons.
 
 Lifecycle hooks: users' first, built-ins last, each in registration order. Forward and update hooks: in registration
 order. `before` and `after` move only the hook that has them, to the nearest valid position.
@@ -54,7 +54,7 @@ def in_order(hooks: Iterable[Entry], kind: str | None = None, strict: bool = Fal
     Raises:
         RegistrationError: If constraints form a cycle, or with `strict`, contradict each other.
     """
-    tiers = kind in (None, "lifecycle")  # Users' hooks come before the built-in ones.
+    tiers = kind in (None, "lifecycle")  # Users' hooks run before the built-in ones.
     known = {hook.name: hook for hook in hooks if kind is None or kind in hook.kinds}
     base = sorted(known.values(), key=lambda hook: (hook.last, tiers and hook.built_in, hook.number))
     positions = [Position(hook.name, _reason(hook, tiers, known)) for hook in base]

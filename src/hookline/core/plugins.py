@@ -2,7 +2,7 @@
 
 Each name has a factory: a built-in (a string ``"module:attribute"``, imported on first use), one registered with a
 decorator, or an entry point of an installed package. A config file can name nothing else. A name has one source: an
-entry point never replaces a built-in, and a name that several offer cannot be used.
+entry point never replaces a built-in, and a name that several packages offer cannot be used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PluginTable:
         """Return the factory of a name.
 
         Raises:
-            HooklineError: If there is none; the message has the nearest names.
+            HooklineError: If there is none; the message suggests the nearest names.
             RegistrationError: If several packages offer the name, or the one that does cannot be loaded.
         """
         if name in self.built_in:
@@ -70,8 +70,8 @@ class PluginTable:
         return factory
 
     def unknown(self, name: str) -> str:
-        """Say that a config cannot use a name, and which it can."""
-        if self.noun == "hook":  # A command knows only what it imports.
+        """Say that a config cannot use a name, and which names it can use."""
+        if self.noun == "hook":  # A command only knows the modules that it imports.
             see = "`hookline hooks --import MODULE`" if self._added else "`hookline hooks`"
         else:
             see = "" if self._added or self.plugins else "`hookline help components`"
@@ -104,9 +104,9 @@ class PluginTable:
         return ""
 
     def _sources(self, name: str) -> list[str]:
-        """Return who offers a name, besides Hookline itself."""
+        """Return the packages that offer a name, besides Hookline itself."""
         points, added = self.plugins.get(name, []), self._added.get(name)
-        # A package may also register with a decorator what it offers.
+        # A package may also register its offers with a decorator.
         packages = {point.value.partition(":")[0].partition(".")[0] for point in points}
         is_own = str(getattr(added, "__module__", "")).partition(".")[0] in packages
         registered = ["registered"] if added is not None and not is_own else []
@@ -144,7 +144,7 @@ def entry_points_of_packages() -> list[EntryPoint]:
 
 
 def unread_entry_points() -> list[EntryPoint]:
-    """Return the entry points of groups that resemble Hookline's but are none of them."""
+    """Return the entry points of groups that resemble Hookline's but are not among them."""
     groups = [f"hookline.{table.plural}" for table in TABLES]
     return [point for point in entry_points_of_packages() if point.group not in groups]
 
@@ -159,7 +159,7 @@ def is_redefinition(new: Any, old: Any) -> bool:
     """Return whether a class or function is `old`, defined again, as in a notebook whose cell is run a second time.
 
     It then has the same module and qualified name, and code that was compiled again. Two functions that a factory
-    returns, or two passes of a loop, share their code: these are two definitions. So are two at different lines of one
+    returns, or two passes of a loop, share their code: these are two definitions. So are two on different lines of one
     file. An edited cell of a notebook is another file; there, `_` does not name the same function, and a lambda never
     has a name.
     """

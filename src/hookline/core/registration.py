@@ -1,4 +1,4 @@
-"""Read a hook when it is registered: its listeners and its name, and whether what it declares can be meant so."""
+"""Read a hook when it is registered: its listeners, its name, and whether its declarations make sense."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hookline.errors import ConfigError, RegistrationError, got, with_article
 from hookline.ranks import Ranks
 
 METHODS = ("setup", "close", "check_run", "before_first_step", "after_last_step")
-"""Methods that are called although they are no events."""
+"""Methods that are called although they are not events."""
 OTHER_METHODS = (*SPELLINGS, *METHODS, "init", "clear_states", "state_dict", "load_state_dict")
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
 
@@ -52,7 +52,7 @@ def read_hook(
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
     instance = hook if is_finished else load_reference(PROVIDED["make_hook"])(hook, parameters, options)
     listeners = find_listeners(instance)
-    # Methods that are no events are called, too, such as `setup`.
+    # Methods that are not events, such as `setup`, are called, too.
     cls = type(instance)
     is_called = isinstance(instance, Hook) and any(getattr(cls, name) is not getattr(Hook, name) for name in METHODS)
     if isinstance(instance, Mapping):
@@ -71,7 +71,7 @@ def read_hook(
 def find_listeners(hook: Any) -> dict[str, Listener]:
     """Return a hook's listeners by the canonical names of their events.
 
-    Down an inheritance chain the most derived spelling of an event wins; two in one class are rejected.
+    Along an inheritance chain, the most derived spelling of an event wins; two in one class are rejected.
 
     Raises:
         RegistrationError: If a method only looks like an event, or names arguments that its event lacks.
@@ -125,9 +125,10 @@ def _method_hint(hook: Any) -> str:
 def hook_name(hook: Any, type_name: str = "") -> str:
     """Return the name of a hook that was registered without one.
 
-    It is the name given to the object, for example by ``super().__init__("my_hook")``. Otherwise it is derived: the
-    `name` in the body of its class, else the name of its type: the one by which a config or code asked for it, or under
-    which its class was registered; else an inherited `name`, that of a function, or the class in snake case.
+    It is the name given to the object, for example by ``super().__init__("my_hook")``. Otherwise it is derived from the
+    first of these that exists: the `name` in the body of its class; the name of its type, by which a config or code
+    requested it or under which its class was registered; an inherited `name`; that of a function; or the class in snake
+    case.
 
     >>> hook_name(JSONLogHook())
     'json_log_hook'
@@ -151,17 +152,17 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         return dict(given)
     held = {name: getattr(hook, name) for name in keys if name != "name" and hasattr(hook, name)}
-    return {**given, **held}  # A module that was given may be held weakly.
+    return {**given, **held}  # A module that was passed may be held weakly.
 
 
 # ---- what a hook declares --------------------------------------------------------------------------------------------
 
 
 def check_attributes(hook: Any, name: str, listeners: Container[str], ranks: Ranks) -> None:
-    """Reject what a user's hook has under a name that is read from hooks, if it cannot be meant so.
+    """Reject an attribute of a user's hook whose name is read from hooks, if its value cannot be meant that way.
 
     Raises:
-        RegistrationError: The message names the attribute, and says what is expected under this name.
+        RegistrationError: The message names the attribute and the expected value.
     """
     attributes: Mapping[str, Any] = getattr(hook, "__dict__", {})
     namespaces = [attributes, *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("hookline."))]
@@ -217,16 +218,16 @@ READ_AS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ranks": (_are_ranks, "'all', 'zero', 'local-zero', a rank or a list of ranks"),
     "schedule": (lambda value: isinstance(value, Schedule), "a Schedule (pass every=… for a period)"),
 }
-"""Attributes of hooks that are checked at registration, and what is expected."""
+"""Attributes of hooks that are checked at registration, and the expected values."""
 READ_BY = {"modules": "on_forward", "params": "on_update"}
 """Attributes that are read only if the hook listens to an event."""
 
 
 def check_needs(hook: Any, name: str) -> tuple[str, ...]:
-    """Return what a hook needs of a run.
+    """Return the capabilities that a hook needs.
 
     Raises:
-        RegistrationError: If one of its `needs` is not a capability of runs; the message has the nearest one.
+        RegistrationError: If one of its `needs` is not a capability of runs; the message suggests the nearest one.
     """
     needs = names(hook_attribute(hook, "needs"), "needs")
     for capability in needs:

@@ -49,18 +49,18 @@ class Registry:
 
     def __init__(self) -> None:
         self.audits_every_call = False
-        """Whether everything that a hook may write to is compared at every call of it, not only at some."""
+        """Whether everything that a hook may write to is compared at each of its calls, not only at some."""
         self._entries: dict[str, Entry] = {}
         self._by_place: defaultdict[Hashable, list[Entry]] = defaultdict(list)  # those without a name of their own
         self._constrained: set[str] = set()  # the hooks with `before` or `after`
-        self._free_numbers: dict[str, int] = {}  # by derived name: below this one all numbers are taken
+        self._free_numbers: dict[str, int] = {}  # by derived name: all numbers below this one are taken
         self._registered = 0
         self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
         self._disabled_defaults: set[str] = set()
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
-        # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
-        # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
+        # Held while the set of hooks or the decision about due hooks changes, and while a callable is built; never
+        # while an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self.lock = threading.RLock()
         self.failures = FailureHandler(self._entries, partial(self._switch, enabled=False, failed=True))
         self.rng_guard = RngGuard(self.failures, self._changed)
@@ -72,13 +72,13 @@ class Registry:
         self.ranks = self.failures.ranks = own_rank()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
         self.update_chain: Any = None
-        """Runs the update hooks: a run's chain, made with it or when a user's own loop first passes gradients."""
+        """Runs the update hooks: a run's chain, created with it or when a user's own loop first passes gradients."""
 
     def set_ranks(self, ranks: Ranks) -> None:
         """Call hooks as one of several processes: each hook has the ranks on which it is called.
 
         Raises:
-            RegistrationError: If a hook that all ranks must call is called on some of them only.
+            RegistrationError: If a hook that all ranks must call is called on only some of them.
         """
         with self.lock:
             for entry in self._entries.values():
@@ -160,7 +160,7 @@ class Registry:
         type_name = hook if isinstance(hook, str) and "." not in hook else ""
         if event:
             name = name or DerivedName(getattr(hook, "__name__", "function"))
-        elif isinstance(name, DerivedName):  # A config has made the hook of this type.
+        elif isinstance(name, DerivedName):  # A config has created the hook from this type.
             name, type_name = None, str(name)
         given: dict[str, Any] = {"every": every, "at": at, "start": start, "stop": stop, "before": before}
         given |= {"after": after, "on_error": on_error, "ranks": ranks}
@@ -171,7 +171,7 @@ class Registry:
         if not built_in and not event:
             check_attributes(instance, name or type(instance).__name__, listeners, self.ranks)
         own_schedule: Schedule = hook_attribute(instance, "schedule") or Schedule()
-        if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
+        if every is None and not schedule.at and (schedule.start or schedule.stop):  # These limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or hook_name(instance, type_name)
         if origin != "default":
@@ -192,7 +192,7 @@ class Registry:
             number=0,
             listeners=listeners,
             built_in=built_in,
-            # The other ranks wait in its collectives, whatever has happened to it on this one.
+            # The other ranks wait in its collectives, whatever happened to it on this rank.
             policy="raise" if is_collective else check_policy(str(policy)),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled and str(name) not in self._disabled_defaults,
@@ -222,7 +222,7 @@ class Registry:
             self._reserved.add(entry.name)
         try:
             if before is None or before.hook is not entry.hook:
-                entry.set_up(self)  # User code, so not under the lock.
+                entry.set_up(self)  # This is user code, so it must not run under the lock.
             with self.lock:
                 if self._entries.get(entry.name) is not before:  # Changed by setup() itself, or by another thread.
                     entry.close(self.failures)
@@ -384,7 +384,7 @@ class Registry:
         """Return the entry of one hook.
 
         Raises:
-            HooklineError: If no hook has this name; the message has the nearest one.
+            HooklineError: If no hook has this name; the message suggests the nearest one.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -412,7 +412,7 @@ class Registry:
         entry.close(self.failures)
 
     def _forget(self, entry: Entry) -> None:
-        """Free what is stored about a hook's name and its definition."""
+        """Free the data about a hook's name and its definition."""
         self._free_numbers.clear()
         self._constrained.discard(entry.name)
         if not entry.named:
@@ -468,7 +468,8 @@ class Registry:
         """Make everything again that depends on the set of hooks."""
         with self.lock:
             self.dispatch_table.reset()
-            # Last, because subscribers read the new order; over a copy, because one may end its subscription.
+            # This comes last, because subscribers read the new order; it iterates over a copy, because one may end its
+            # subscription.
             for subscriber in list(self._change_subscribers):
                 subscriber()
 
@@ -478,7 +479,7 @@ class Registry:
         return lambda: self._change_subscribers.remove(subscriber)
 
     def add_registration_check(self, check: Callable[[Entry], Any]) -> Callable[[], None]:
-        """Check every hook before it is registered, and those that are; returns a function that ends it."""
+        """Check every hook before it is registered, and those that already are; returns a function that ends this."""
         for entry in self.entries():
             check(entry)
         self._checks.append(check)
@@ -490,7 +491,7 @@ class Registry:
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self.lock:
             ordered = (self._entries[position.name] for position in in_order(self.entries(), event.kind))
-            # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
+            # An argument may be a collective, which needs all ranks, including those on which the hook is not called.
             shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
             return [
                 entry.bind(event, self.ranks)

@@ -1,4 +1,4 @@
-"""Keep hooks from drawing from training's random streams, and give those that draw their own.
+"""Keep hooks from drawing from training's random streams, and give hooks that draw their own streams.
 
 Checking before and after every call of every hook would cost more than most hooks, so there is one check around an
 event. If its hooks drew, training's streams are restored, and from then on that event is checked hook by hook until
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MERSENNE_BYTES, POSITION_BYTES = 624 * 4, 16
 OBJECT_HEADER = object.__basicsize__  # Bytes before the fields of every Python object.
-TRIAL_SEED = 0x1234567890ABCDEF  # It is easy to find again in memory.
-TORCH_STATE_BYTES, TORCH_SPARES = 5056, (5040, 5052)  # Flags of a spare double and of a spare float normal.
+TRIAL_SEED = 0x1234567890ABCDEF  # A value that is easy to find in memory.
+TORCH_STATE_BYTES, TORCH_SPARES = 5056, (5040, 5052)  # The flags of a spare double and a spare float normal.
 
 
 # ---- the libraries ---------------------------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ TORCH_STATE_BYTES, TORCH_SPARES = 5056, (5040, 5052)  # Flags of a spare double 
 class Library:
     """The functions of one library with a global generator, from which training may draw.
 
-    All of them use Mersenne twisters: the position and some words of the state lie side by side, 16 bytes that change
-    with every draw. Reading them in place costs 0.05 µs, while asking for the state costs 0.8 µs (torch), 8 (Python) or
-    32 (NumPy), too much for every event. Memory is only ever read, and only to detect a draw.
+    All of them use Mersenne twisters: the position and some words of the state are adjacent, 16 bytes that change with
+    every draw. Reading them in place costs 0.05 µs, while asking for the state costs 0.8 µs (torch), 8 (Python) or 32
+    (NumPy), too much for every event. Memory is only ever read, and only to detect a draw.
     """
 
     make: Callable[[int], Any]
@@ -52,14 +52,14 @@ class Library:
     put: Callable[[Any, Any], Any]
     """Get and set a generator's state."""
     holds_spare: Callable[[Any], bool]
-    """Return whether a state holds a spare normal, whose use moves no position."""
+    """Return whether a state holds a spare normal, whose use does not move the position."""
     draw: Callable[[Any], Any]
     address: Callable[[Any], int]
     """Return where the 16 bytes lie that change with every draw."""
 
 
 def _torch_address(generator: torch.Generator) -> int:
-    """Return where the position lies: in the C++ object, behind the seed, which is found with a trial generator."""
+    """Return where the position lies: in the C++ object, after the seed, which is found with a trial generator."""
     trial = torch.Generator().manual_seed(TRIAL_SEED)
     body, trial_body = (ctypes.c_uint64.from_address(id(owner) + OBJECT_HEADER).value for owner in (generator, trial))
     offset = ctypes.string_at(trial_body, 256).index(struct.pack("<Q", TRIAL_SEED))
@@ -70,7 +70,7 @@ def _torch_holds_spare(state: torch.Tensor) -> bool:
     """Read the flags of spare normals; a state of unknown size may hold one."""
     if state.numel() != TORCH_STATE_BYTES:
         return True
-    # Tensor.numpy() would count as a read of a tensor where those are watched for, and indexing takes 20 µs.
+    # Tensor.numpy() would count as a tensor read where those are watched, and indexing takes 20 µs.
     flags = ctypes.string_at(state.data_ptr() + TORCH_SPARES[0], TORCH_SPARES[1] - TORCH_SPARES[0] + 1)
     return bool(flags[0] or flags[-1])
 
@@ -152,7 +152,7 @@ class Stream:
 
     @cached_property
     def position(self) -> Callable[[], Any]:
-        """A function that returns what is compared to detect a draw."""
+        """A function that returns the value to compare to detect a draw."""
         if readable_in_place(self.library):
             return _reader(self.library.address(self._generator))
         return lambda: _comparable(self.get())
@@ -218,7 +218,7 @@ class TrainingStreams:
         return [read() for read in self._reads]
 
     def snapshot(self, positions: list[Any]) -> Snapshot:
-        """Return all states; only those that may have changed since the last snapshot are asked for.
+        """Return all states; only those that may have changed since the last snapshot are read.
 
         A stream whose position has not moved is unchanged unless it held a spare normal, which may be used up by now. A
         stream gets one only by a draw, which moves its position.
@@ -253,7 +253,7 @@ class TrainingStreams:
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             before = positions()
-            snapshot = self.last  # Local, because another event may happen inside this one and take its own.
+            snapshot = self.last  # Local, because another event may happen inside this one and take its own snapshot.
             if before != snapshot.positions or True in snapshot.spares:
                 snapshot = self.snapshot(before)
             try:
@@ -292,7 +292,7 @@ class RngGuard:
         self._training: TrainingStreams | None = None
         self._seed = 0
         self._suspects: set[str] = set()  # Events at which a hook drew that is not identified yet.
-        self._states: dict[str, dict[str, Any]] = {}  # Of the hooks that draw, by stream; made when they are called.
+        self._states: dict[str, dict[str, Any]] = {}  # By hook that draws: its states, by stream.
 
     def begin(self, seed: int, device_indices: Iterable[int] = ()) -> None:
         """Protect the streams of a run that begins.
@@ -358,7 +358,7 @@ class RngGuard:
         else:
             hook = among[0].hook
             self._states[hook] = {}
-            self._states_of(among[0], self._training)  # now: a checkpoint before its next call has them
+            self._states_of(among[0], self._training)  # created now, so that a checkpoint before its next call has them
             message = (
                 f"drew from training's random streams or seeded them ({moved}); they were restored, and from now on "
                 "the hook draws from its own streams. To seed training on purpose, set isolate_rng = False"

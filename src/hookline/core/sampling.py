@@ -10,7 +10,7 @@ _LARGEST = 2**64
 
 
 class Sample:
-    """Take a share of all numbers (steps, batches), at random but the same ones in every run.
+    """Take a share of all numbers (steps, batches), at random but identical in every run.
 
     The choice is a hash of the number and the seed: no stream is drawn from, a resumed run continues with the same
     choice, and all ranks agree. Different seeds choose independently.

@@ -1,4 +1,4 @@
-"""When a hook is due, as a value: the same in configs and in code, printable, and exact over a resume.
+"""When a hook is due, as a value: the same in configs and in code, printable, and exact across a resume.
 
 `Scheduler` decides which of a registry's hooks are due; schedules are evaluated only when the answer may change.
 """
@@ -28,22 +28,22 @@ _UNITS = {
     "m": ("seconds", 60.0), "min": ("seconds", 60.0), "minute": ("seconds", 60.0), "minutes": ("seconds", 60.0),
     "h": ("seconds", 3600.0), "hour": ("seconds", 3600.0), "hours": ("seconds", 3600.0),
 }  # fmt: skip
-_UNIT_NAMES = ("steps", "batches", "epochs", "tokens", "seconds", "minutes", "hours")  # Without their short forms.
+_UNIT_NAMES = ("steps", "batches", "epochs", "tokens", "seconds", "minutes", "hours")  # Without short forms.
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 FAR = 2**31
-"""More micro-batches than a run has."""
+"""More micro-batches than any run has."""
 _EXAMPLES = {
     "10": "steps", "'10 batches'": "batches", "'10 batches of b'": "batches", "'1 epoch'": "epochs",
     "'30 s'": "seconds", "'1M tokens'": "tokens",
 }  # fmt: skip
 Clock: TypeAlias = "Progress | Reading"
-"""What schedules read: the counters of a run, or what they were."""
+"""What schedules read: the current or earlier counters of a run."""
 _QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)(?:\s+of\s+(\S.*?))?\s*")
 
 
 @dataclass(slots=True)
 class Reading:
-    """Where a run was, in every unit that a schedule counts, with the current micro-batch included."""
+    """Where a run was, in every unit that a schedule counts, including the current micro-batch."""
 
     steps: int = 0
     batches: int = 0
@@ -55,7 +55,7 @@ class Reading:
 
     @classmethod
     def of(cls, clock: Clock) -> Reading:
-        """Copy what a clock shows, except for the loaders."""
+        """Copy the readings of a clock, except for the loaders."""
         return cls(clock.steps, clock.batches, clock.epochs, clock.tokens, clock.seconds)
 
 
@@ -74,11 +74,11 @@ class Quantity:
         return f"{amount} {singular if amount == 1 else self.unit}{of}"
 
     def reading(self, clock: Clock) -> float:
-        """Return what a clock shows in this unit."""
+        """Return the reading of a clock in this unit."""
         return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
 
     def passed(self, now: Clock, before: Clock) -> tuple[float, float]:
-        """Return the current and the previous reading of the clock; everything between the two was passed just now.
+        """Return the current and the previous reading of the clock; everything between the two has just been passed.
 
         A counted unit passes at each micro-batch that belongs to it; a loader's batches pass only at that loader's.
         """
@@ -95,7 +95,7 @@ class Quantity:
 
     @classmethod
     def parse(cls, value: Any, path: str = "every", units: Collection[str] = ()) -> Quantity:
-        """Read an integer (steps) or text.
+        """Read an integer (steps) or a string.
 
         Args:
             value: The given value.
@@ -130,7 +130,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Due with a period or at given points, from a start to a stop, both included."""
+    """Due with a period or at given points, from a start to a stop, inclusive."""
 
     every: Quantity | None = None
     at: tuple[Quantity, ...] = ()
@@ -289,7 +289,7 @@ class Scheduler:
         in_window = self.decision.due_at_step if self._window == window else frozenset()
         due = self._due(now, self.groups, in_window)
         self.decision, self._window = Decision(due, in_window | due), window
-        # While a hook is due, the next micro-batch has another answer.
+        # While a hook is due, the answer may differ at the next micro-batch.
         is_settled = counts_down and not self.decision.due_at_step
         self.countdown = min((schedule.wait(now) for schedule in self.groups), default=FAR) if is_settled else 0
         self._previous = None if self.countdown else Reading.of(now)
@@ -304,6 +304,7 @@ class Scheduler:
             if schedule.due(now, previous):
                 names += group
             elif in_window and schedule.by_tokens_or_time:
-                # Due by tokens or time in the middle of a window, a hook is called at the rest of its micro-batches.
+                # A hook that becomes due by tokens or time in the middle of a window is called at the rest of its
+                # micro-batches.
                 names += [name for name in group if name in in_window]
         return frozenset(names)

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 Sizes = Mapping[str, tuple[int, int]]
-"""How many maxima and how many sums there are, by name; the same for a name on all ranks."""
+"""By name, the number of maxima and of sums; equal on all ranks for a name."""
 
 
 @dataclass
 class SharedPart:
     """Numbers of one step that this rank contributes to the exchange, such as statistics rows.
 
-    Every rank hands in a part of the same kind and step, or the exchange leaves out the parts of the others. The names
-    in it may differ. Maxima are taken first, because sums may depend on them, as the bins of a histogram do.
+    Every rank hands in a part of the same kind and step, otherwise the exchange leaves out the parts of the others. The
+    names in it may differ. Maxima are taken first, because sums may depend on them, as the bins of a histogram do.
     """
 
     kind: str
-    """What it is; the same on all ranks."""
+    """The kind of the numbers; the same on all ranks."""
     step: int
     epoch: int
     sizes: Sizes

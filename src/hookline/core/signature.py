@@ -36,10 +36,10 @@ class Listener:
         return tuple(dict.fromkeys((*self.positional, *self.keywords.values())))
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return what the hook is called with, by position and by keyword; what is missing keeps its default."""
+        """Return the arguments of the hook, by position and by keyword; missing ones keep their defaults."""
         try:
             positional = list(map(values.__getitem__, self.positional))
-            if not self.keywords:  # As with most hooks.
+            if not self.keywords:  # This is the case for most hooks.
                 return positional, {}
             return positional, {parameter: values[name] for parameter, name in self.keywords.items()}
         except KeyError:  # Fired by hand. After a parameter that keeps its default, the others come by keyword.
@@ -64,7 +64,7 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
         The listener.
 
     Raises:
-        RegistrationError: If it names what the event does not have; the message has the nearest name.
+        RegistrationError: If it names an argument that the event does not have; the message suggests the nearest name.
     """
     where = f"{owner}.{spelling}" if getattr(call, "__name__", "") == spelling else f"{owner} ({spelling})"
     _reject_deferred(call, where)
@@ -78,7 +78,7 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
     except (TypeError, ValueError) as error:
         raise RegistrationError(f"{where}: its signature cannot be read ({error}); wrap it in a def") from error
     for parameter in parameters:
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # Receives what costs nothing and is not named already.
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # Receives all other free arguments.
             taken = {*positional, *keywords.values()}
             free = {name: event.attribute(name, spelling) for name in event.attributes if event.free(name)}
             keywords.update({name: source for name, source in free.items() if source and source not in taken})
@@ -91,7 +91,7 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
         elif parameter.kind in _POSITIONAL and in_order:
             positional.append(attribute)
             names.append("" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else parameter.name)
-        elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:  # Out of order, those keep their default.
+        elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:  # Out of order, they keep their defaults.
             keywords[parameter.name] = attribute
     return Listener(call, tuple(positional), keywords, tuple(names), frozenset(required))
 
@@ -106,7 +106,7 @@ def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where:
     attribute = event.attribute(parameter.name, spelling)
     if attribute is None and parameter.default is inspect.Parameter.empty:
         raise RegistrationError(f"{where}: {event.unknown_argument(parameter.name)}")
-    # Another default is a value that the function brings along, as in `lambda step, steps=steps: …`.
+    # Any other default is a value that the function brings along, as in `lambda step, steps=steps: …`.
     if attribute is None and parameter.default is None and parameter.name not in (*ARGUMENTS, *ARGUMENT_ALIASES):
         misspelt = get_close_matches(parameter.name, event.argument_names, 1, 0.75)
         if misspelt:

@@ -62,7 +62,7 @@ class UpdateByHand:
             updated = {name: params[name].grad if name in params else None for name in grads or params}
         finally:
             for param in self._stand_ins.values():
-                param.grad = None  # They must not keep the gradients alive.
+                param.grad = None  # These must not keep the gradients alive.
         return {name: updated[plain[name]] for name in plain} if plain else updated
 
     def _use(self, grads: Any, model: torch.nn.Module | None) -> UpdateChain:

@@ -43,7 +43,7 @@ class UpdateChain:
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
-        self.known: GradientLists = {}  # about the gradients of the step that runs
+        self.known: GradientLists = {}  # knowledge about the gradients of the current step
         self._subscriptions = [registry.add_registration_check(self._check), registry.on_change(self._drop_removed)]
         if registry.update_chain is not None:  # The chain of an earlier run with this registry.
             registry.update_chain.release()
@@ -69,7 +69,7 @@ class UpdateChain:
             return None
         reporter = next((hook for hook in bound if hook_attribute(hook.owner, "reports_norms")), None)
         first_clip = next((item for item in items if item.clips), None)
-        reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
+        reads_total = first_clip is not None and not first_clip.clips_globally  # its norm differs from that of the step
 
         @torch.no_grad()
         def on_update(args: Any) -> None:
@@ -102,7 +102,7 @@ class UpdateChain:
         if item.clips:
             args.set_clipped_norm(item.bound.owner.clipped_norm, item.clips_globally)
             if handler := self.registry.slots.on_gradient_clip:
-                with torch.enable_grad():  # as at every other event
+                with torch.enable_grad():  # like at every other event
                     handler(args)
                 self.known.clear()  # its hooks may write or replace gradients
         # Only a hook that has the trainer can skip a step.
@@ -162,7 +162,7 @@ class UpdateChain:
 
 
 class ChainItem:
-    """One update hook of the chain: calls it and takes over what it returns as a whole, or restores everything.
+    """One update hook of the chain: calls it, and takes over its whole result or restores everything.
 
     Args:
         chain: The chain, whose states and whose knowledge about the gradients it uses.
@@ -174,7 +174,7 @@ class ChainItem:
     def __init__(self, chain: UpdateChain, bound: BoundHook, params: Parameters, selects_all: bool) -> None:
         self.bound, self._known, self._states = bound, chain.known, chain.states
         self.shared_grads = Gradients(params, chain.known)
-        # A user's hook may write or replace gradients at any time, so it uses nothing that others know about them.
+        # A user's hook may write or replace gradients at any time, so no earlier knowledge about them is used.
         self.grads = self.shared_grads if bound.built_in else Gradients(params)
         owner, registry = bound.owner, chain.registry
         self._in_place = bool(hook_attribute(owner, "inplace"))
@@ -184,7 +184,7 @@ class ChainItem:
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
         self.clips = bool(hook_attribute(owner, "clips"))
         self.clips_globally = self.clips and selects_all and hook_attribute(owner, "norm_type") == 2.0
-        self.half_written: Exception | None = None  # its failure, if what it had written could not be restored
+        self.half_written: Exception | None = None  # its failure, if its writes could not be undone
         # Checked for NaN: a user's hook unless it declines, any hook that asks for it, and with `debug` every hook.
         # Only the latter two are checked on a device too, where the host has to wait for the answer.
         asks = hook_attribute(owner, "check_finite")
@@ -194,7 +194,7 @@ class ChainItem:
         self._check_cost = costs[f"whether {bound.hook} left finite gradients"] if checked else None
 
     def read(self, args: Any) -> Arguments:
-        """Return what the hook is called with: the gradients, its state, and the event's arguments that it names."""
+        """Return the arguments of the hook: the gradients, its state, and the event's arguments that it names."""
         values = {"grads": self.grads, "own_state": self._states[self.bound.hook]}
         for name in self.named:
             try:
@@ -204,7 +204,7 @@ class ChainItem:
         return self.bound.listener.arguments(values)
 
     def run(self, *positional: Any, **keywords: Any) -> None:
-        """Call the hook once with what `read` returned, and take over what it returns."""
+        """Call the hook once with the arguments that `read` returned, and take over its result."""
         grads, self.half_written, were_finite = self.grads, None, None
         if self._check_cost is not None and (self._waits or all(grad.is_cpu for grad in grads.tensors())):
             were_finite = self.shared_grads.norms().isfinite().all()
@@ -252,7 +252,7 @@ class ChainItem:
             )
 
     def _has_written(self, before: TensorVersions | None) -> bool:
-        """Return whether the hook is known to have written; into inference tensors, that leaves no trace."""
+        """Return whether the hook is known to have written; writes into inference tensors leave no trace."""
         return before is not None and before.versions is not None and not before.matches(self._memory())
 
     def _memory(self) -> list[torch.Tensor]:
@@ -262,7 +262,7 @@ class ChainItem:
     def _check_finite(self, were_finite: torch.Tensor, before: Mapping[str, torch.Tensor | None]) -> None:
         """Raise GradientError if all gradients were finite before the hook and one is not now.
 
-        If one was not finite before, a hook that relates gradients to each other can leave none of them finite.
+        If one was not finite before, a hook that combines gradients may leave none of them finite.
 
         Args:
             were_finite: Whether all norms were finite, on the device.
@@ -270,7 +270,7 @@ class ChainItem:
         """
         assert self._check_cost is not None
         grads, began = self.shared_grads, perf_counter_ns()
-        # A norm overflows earlier than the elements it is made of, so these decide.
+        # A norm overflows earlier than its elements, so these decide.
         fine = [] if grads.norms().isfinite().all() else _finite(grads.tensors())
         bad = [name for name, is_fine in zip(grads, fine, strict=False) if not is_fine]
         self._check_cost.add(perf_counter_ns() - began)
@@ -289,7 +289,7 @@ def _finite(tensors: list[torch.Tensor]) -> list[bool]:
 
 
 def _initial_state(name: str, hook: Any, selected: Parameters) -> Any:
-    """Return what the hook's `init` makes; an exception gets the hook's name as a note."""
+    """Return the result of the hook's `init`; an exception gets the hook's name as a note."""
     try:
         return hook_attribute(hook, "init")(selected)
     except Exception as error:

@@ -37,7 +37,7 @@ VERDICT_METRICS: dict[str, Verdict] = {
     "missing": "never arrived",
 }
 """The verdicts that are counted, by the last part of the metric's name."""
-_NAMES_SHOWN = 5  # per verdict, in a sentence; the table has all of them
+_NAMES_SHOWN = 5  # names per verdict in a sentence; the table has all of them
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Limits:
         """Return the lowest and highest healthy norm for a median norm.
 
         Norms are compared with the median only while the median itself is healthy: if it is close to zero, a layer far
-        above it has not exploded; the others have vanished.
+        above it has not exploded; rather, the others have vanished.
         """
         if not self.vanishing / self.ratio <= median <= self.exploding:
             return self.vanishing, self.exploding
@@ -173,7 +173,7 @@ def params_of_step(trainer: RunControl, params: Mapping[str, torch.nn.Parameter]
 
 
 def _read_norms(params: Mapping[str, torch.nn.Parameter]) -> dict[str, float]:
-    """Return the norms of those gradients that there are."""
+    """Return the norms of the gradients that exist."""
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
     return dict(zip(present, gradient_norms(list(present.values())), strict=True))
 
@@ -201,8 +201,8 @@ def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, fl
     def cancels(name: str) -> bool:
         """Return whether a gradient is zero except for rounding: its terms cancel, but reach the layer's weight.
 
-        So is the gradient of a bias before a normalization, and of the bias of attention keys. If a weight gets no
-        gradient but its bias does, its inputs are zero, which is trouble.
+        This is true of the gradient of a bias before a normalization, and of the bias of attention keys. If a weight
+        gets no gradient but its bias does, its inputs are zero, which is trouble.
         """
         largest, size = layers.get(name.rpartition(".")[0], (0.0, 0))
         return params[name].numel() < size and norms[name] <= limits.ratio * largest and largest >= low
@@ -237,8 +237,8 @@ def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
 class GradientFlowHook(TrainingHook):
     """Reports where gradients vanish, explode or never arrive: `latest`, the record, and one warning per change.
 
-    Runs at the first step and every 100th unless registered with another schedule (``every=…``), when the gradients are
-    complete and before clipping. Each time it waits once for the device.
+    Runs at the first step and every 100th unless registered with a different schedule (``every=…``), when the gradients
+    are complete and before clipping. Each time it waits once for the device.
 
     Args:
         vanishing: See `gradient_flow`.
@@ -248,7 +248,7 @@ class GradientFlowHook(TrainingHook):
 
     built_in = True
     name = "gradient_flow"
-    same_on_all_ranks = True  # gradients are; measuring those of a sharded model needs all ranks
+    same_on_all_ranks = True  # gradients are the same on all ranks; measuring those of a sharded model needs all ranks
     schedule = Schedule.parse(every=100, at=1)
 
     def __init__(

@@ -30,8 +30,8 @@ _LEAVE_OUT = "leave it out with params= (a list of patterns, or a predicate)"
 class GradientList:
     """Some gradients in order, or tensors like them, with what is known about them. Do not modify the lists.
 
-    Their memory is plain tensors that can be read and written in place: of a DTensor the shard on this rank, of a
-    sparse gradient its values, of a complex one pairs of real numbers. An elementwise function that maps zero to zero
+    Their memory is plain tensors that can be read and written in place: the shard on this rank for a DTensor, the
+    values of a sparse gradient, pairs of real numbers for a complex one. An elementwise function that maps zero to zero
     can be applied to them directly; sums over them must also be taken over the shards.
     """
 
@@ -52,7 +52,7 @@ class GradientList:
 
     @cached_property
     def groups(self) -> list[list[Tensor]]:
-        """Their memory by device and dtype, because foreach operations are fused for a single kind only."""
+        """Their memory by device and dtype, because foreach operations are fused only for a single kind."""
         if self.is_uniform:
             return [self.tensors]
         return [[self.local[index] for index in indices] for indices in self._indices]
@@ -132,13 +132,13 @@ def local_tensor(tensor: Tensor) -> Tensor:
 GradientLists = dict[int, GradientList]
 """What the hooks of a chain share during a step, by the id of a mapping of parameters, which the chain keeps alive.
 
-Asking hundreds of gradients what they have in common takes longer than launching work on them, and reading their norms
+Finding out what hundreds of gradients have in common takes longer than launching work on them, and reading their norms
 is a pass over all memory.
 """
 
 
 class Gradients(MutableMapping[str, Tensor]):
-    """A live view of the gradients of some parameters, by name. Nothing is copied, or written before `commit`.
+    """A live view of the gradients of given parameters, by name. Nothing is copied, or written before `commit`.
 
     Assigning to a name stores the new gradient until `commit`; parameters without a gradient are not listed.
 
@@ -274,7 +274,7 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
     """Check that a gradient has the parameter's shape, dtype, device, layout and sharding, and no graph."""
     is_plain = type(gradient) is Tensor and type(param) is torch.nn.Parameter and gradient.layout is param.layout
     if is_plain and is_like(gradient, param) and not gradient.requires_grad:
-        return  # nearly always, and faster than what follows
+        return  # nearly always true, and faster than the code below
     if not isinstance(gradient, Tensor):
         raise GradientError(f"{name!r}: returned {type(gradient).__name__}, not a tensor")
     if gradient.requires_grad:
@@ -296,7 +296,7 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
 class Transform(UpdateHook):
     """A built-in update hook; most of them write into the gradients they get.
 
-    Without one of its transforms, a run would be a different one, so a failure ends it unless `on_error` says
+    Without one of its transforms, a run would be a different run, so a failure ends it unless `on_error` says
     otherwise.
     """
 

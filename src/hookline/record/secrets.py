@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-SHORTEST_SECRET = 8  # characters; shorter texts occur in ordinary words
+SHORTEST_SECRET = 8  # characters; shorter strings occur in ordinary words
 _UNRESERVED = f"{string.ascii_letters}{string.digits}-._~".encode("ascii")
 _NOT_ESCAPED = (_UNRESERVED, _UNRESERVED + b"/", b"")  # by percent-encoding in a query, in a path, and of every byte
 
@@ -27,14 +27,14 @@ def replace_secrets(text: str, replacements: Mapping[str, str]) -> str:
     }
     if not quoted:
         return text
-    longest_first = sorted(quoted, key=lambda spelling: -len(spelling.form))  # one may hold another
+    longest_first = sorted(quoted, key=lambda spelling: -len(spelling.form))  # one may contain another
     pattern = "|".join(f"({spelling.pattern})" for spelling in longest_first)
     others = [quoted[spelling] for spelling in longest_first]
     return re.sub(pattern, lambda match: others[(match.lastindex or 1) - 1], text, flags=re.IGNORECASE)
 
 
 class Spelling(NamedTuple):
-    """One way to write a word, and a pattern that also covers neighboring characters which show a part of it."""
+    """One way to write a word, with a pattern that also covers neighboring characters that reveal a part of it."""
 
     form: str
     pattern: str
@@ -49,9 +49,9 @@ def spellings(word: str) -> tuple[Spelling, ...]:
     plain += [text.replace("%", "%25") for text in escaped[:2]]
     plain += [html.escape(word), "".join(f"\\u{ord(char):04x}" if char in "&<>'" else char for char in plain[2])]
     patterns = {form: re.escape(form) for form in plain}
-    for before in range(3):  # how the bytes of a longer text before the word shift it
+    for before in range(3):  # how many bytes the rest of a string may shift the word by
         encoded = base64.b64encode(bytes(before) + data).decode("ascii").rstrip("=")
-        # The first and last characters depend on what is around the word, but show a part of it.
+        # The first and last characters depend on the characters around the word, but reveal a part of it.
         standard = encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]
         for form in (standard, standard.replace("+", "-").replace("/", "_")):
             patterns[form] = f"[A-Za-z0-9+/_-]{{0,3}}{re.escape(form)}[A-Za-z0-9+/_-]{{0,3}}={{0,2}}"

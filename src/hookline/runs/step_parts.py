@@ -1,4 +1,4 @@
-"""The parts of a step, whose seconds `throughput` records, and their names in what people read."""
+"""The parts of a step, whose seconds `throughput` records, and the names under which people see them."""
 
 from __future__ import annotations
 

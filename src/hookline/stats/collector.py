@@ -22,7 +22,7 @@ from hookline.stats.rows import ABSMAX, COUNT, L2, MAX, MEAN, MIN, STATISTICS, S
 
 MOST_COLLECTED = 4096  # tensors; small ones cost more in bookkeeping than in memory
 _SCALED = (MEAN, STD, MIN, MAX, ABSMAX, L2)
-_PEAKS, _SUMS = 2, 8  # what `split_rows` makes of a row
+_PEAKS, _SUMS = 2, 8  # the numbers into which `split_rows` splits a row
 
 Measure = Callable[[Sequence[Tensor], Sequence[object]], Tensor]
 """Takes tensors on one device and their names, and returns one row for each."""
@@ -37,7 +37,7 @@ class StepRows(NamedTuple):
 
 
 class SentRows(NamedTuple):
-    """The rows of one step that were sent to the host and may still be on their way; the keys are known."""
+    """The rows of one step that were sent to the host and may still be on their way; the keys are already known."""
 
     step: int
     parts: list[tuple[Sequence[Any], HostCopy]]
@@ -58,7 +58,7 @@ class SentRows(NamedTuple):
         for sent_keys, copy in self.parts:
             part = copy.wait()
             is_filled = ~part[:, COUNT].isnan()
-            if not is_filled.all():  # Else nothing is copied out of the pinned memory.
+            if not is_filled.all():  # Otherwise nothing is copied out of the pinned memory.
                 sent_keys = [sent_keys[index] for index in is_filled.nonzero().flatten().tolist()]
                 part = part[is_filled]
             keys += sent_keys
@@ -88,15 +88,15 @@ class SentRows(NamedTuple):
     ) -> SharedPart:
         """Return the statistics rows of a step on this rank, as the record's exchange takes them.
 
-        Each key has the numbers that `split_rows` makes of its row, and whether it has a row. Histograms are moved to
-        the highest range of all ranks before they are added up.
+        Each key has the numbers into which `split_rows` splits its row, and whether it has a row. Histograms are moved
+        to the highest range of all ranks before they are added up.
 
         Args:
             kind: The kind of the rows; the same on all ranks.
             epoch: The epoch of the step.
-            with_histograms: Whether rows carry a histogram behind their statistics.
+            with_histograms: Whether rows carry a histogram after their statistics.
             is_copy: Returns whether a key's tensor on this rank is a copy of one that counts on another rank.
-            scale: The factor of the merged rows' values.
+            scale: The number that multiplies the merged rows' values.
             use: Called with the merged rows, on all ranks; returns metrics to record at their step.
         """
         width = (_PEAKS + 1, _SUMS + 1 + BINS) if with_histograms else (_PEAKS, _SUMS + 1)
@@ -106,7 +106,7 @@ class SentRows(NamedTuple):
 
         @cache
         def read() -> tuple[Tensor, Tensor]:
-            """Wait for the rows; return one for each name, and 1 for those that have one: others count for nothing."""
+            """Wait for the rows; return one for each name, and 1 where it exists: the others count for nothing."""
             step_rows = self.read()
             keys = list(map(str, step_rows.keys))
             if keys == names and not copies:  # nearly always
@@ -128,7 +128,7 @@ class SentRows(NamedTuple):
             return peaks.reshape(-1)
 
         def sums(maxima: Tensor) -> Tensor:
-            """Return the sums of each row, whether it is there, and its histogram."""
+            """Return the sums of each row, whether it exists, and its histogram."""
             rows, present = read()
             parts = [split_rows(rows[:, : len(STATISTICS)])[0], present.unsqueeze(1)]
             if with_histograms:
@@ -144,7 +144,8 @@ class SentRows(NamedTuple):
             if with_histograms:
                 shift = math.log2(scale)
                 scaled, usual = peaks[:, -1] + shift, tops_of(rows).to(peaks.dtype)
-                # One process would have chosen the usual one, which is higher if there are zeros only, or infinities.
+                # A single process would have chosen the usual range, which is higher if there are only zeros, or
+                # infinities.
                 top = torch.where(scaled.isneginf() | ((usual > scaled) & shift.is_integer()), usual, scaled)
                 counts = move_ranges(totals[:, _SUMS + 1 :], scaled, top)
                 rows = torch.cat([rows, counts, top.unsqueeze(1)], dim=1)
@@ -169,7 +170,7 @@ class HostQueue(deque[tuple[int, Sequence[Any], HostCopy]]):
             yield StepRows(step, keys, copy.wait())
 
     def take(self) -> list[tuple[int, Sequence[Any], HostCopy]]:
-        """Take out everything that was sent, with the copies as they are; nothing waits."""
+        """Remove and return everything that was sent, with its copies in progress; nothing waits."""
         sent = list(self)
         self.clear()
         return sent
@@ -182,7 +183,7 @@ class StepCollector:
     the host than reading the tensor costs on the device. In training the backward pass keeps most outputs alive anyway;
     those that only the collector keeps, as in evaluation, may take `limit_bytes`.
 
-    A tensor that is written to between `add` and the launch has lost the values that were meant. Its version shows
+    If a tensor is written to between `add` and the launch, the intended values are lost. Its version shows
     that: it gets no row, and from then on tensors of its key are read as soon as they are added. Inference tensors and
     writes through `.data` have no version.
 
@@ -228,12 +229,12 @@ class StepCollector:
             # Tensors that the backward pass keeps stay alive while the model runs, so they need not be checked again.
             self._unshared = list(filter(is_sole_owner, self._unshared))
             self._bytes = sum(unshared.nbytes for unshared in self._unshared)
-            # Half of the limit, or the next few tensors would be checked each.
+            # Half of the limit; otherwise each of the next few tensors would be checked.
             if self._bytes > self.limit_bytes // 2:
                 self._read()
 
     def add_rows(self, keys: Sequence[Hashable], rows: Tensor, step: int) -> None:
-        """Add rows that were made elsewhere on the device; a row whose count is NaN stands for nothing."""
+        """Add rows that were computed elsewhere on the device; a row whose count is NaN stands for nothing."""
         if step != self._step:
             self._start(step)
         self._measured.append((keys, rows))
@@ -243,7 +244,7 @@ class StepCollector:
     def _start(self, step: int) -> None:
         self.send()
         self._step = step
-        if 0 < step <= self._ended:  # The run was rewound to an earlier step.
+        if 0 < step <= self._ended:  # The run went back to an earlier step.
             self._ended = step - 1
 
     def _read(self) -> None:
@@ -303,13 +304,13 @@ class StepCollector:
         yield from self.ready(wait=True)
 
     def take(self) -> list[SentRows]:
-        """Take out all steps so far as complete ones, oldest first, without waiting for their rows."""
+        """Remove and return all steps so far as complete ones, oldest first, without waiting for their rows."""
         self.send()
         sent, self._sent, self._open = self._sent, [], None
         return sent
 
     def incomplete(self) -> StepRows | None:
-        """Return what had arrived of the current step when complete ones were last asked for."""
+        """Return the rows of the current step that had arrived when complete steps were last requested."""
         rows = self._open.read() if self._open else None
         return rows if rows and rows.keys else None
 
@@ -317,7 +318,7 @@ class StepCollector:
 def is_sole_owner(tensor: Tensor) -> bool:
     """Return whether the backward pass keeps neither a tensor nor its memory; True if torch cannot tell.
 
-    Without gradients, another use such as a view that exists at the moment says nothing about what comes later.
+    Without gradients, another use that exists at the moment, such as a view, says nothing about what comes later.
     """
     if not tensor.requires_grad:
         return True

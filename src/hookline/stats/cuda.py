@@ -74,7 +74,7 @@ def _launch(kernel: Any, layout: ChunkLayout, group: DtypeChunks, tile: int, *fi
 
 
 def all_readable(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return each tensor as `readable` does; nearly always all are readable already, which is a quick check."""
+    """Return each tensor as `readable` does; nearly always all of them already are, which is a quick check."""
     if all(map(Tensor.is_contiguous, tensors)) and ELEMENTS.keys() >= set(map(_DTYPE, tensors)):
         return tensors
     return [readable(tensor) for tensor in tensors]
@@ -99,8 +99,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 # ---- histograms ------------------------------------------------------------------------------------------------------
 
-HISTOGRAM_TILE = 2048  # More would cost registers, and with them programs that run at the same time.
-COPIES = 2  # Copies of the counters; each has one more counter, for lanes outside of the tensor.
+HISTOGRAM_TILE = 2048  # More would cost registers, and so reduce the number of programs that run at the same time.
+COPIES = 2  # Copies of the counters; each has an extra counter for lanes outside of the tensor.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DECLARATION = (  # PTX; on other devices, and in the interpreter, Triton's own histogram counts.
     f".shared .align 16 .b32 hookline_counters[{COPIES * (BINS + 1)}]; mov.u32 $0, hookline_counters;"
@@ -130,7 +130,7 @@ def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
 def in_float32(tensor: Tensor) -> Tensor:
     """Return a tensor with a dtype that float32 holds.
 
-    Other values are brought into its range; zeros stay zeros and infinities infinities.
+    Other values are clamped to its range; zeros stay zeros, and infinities stay infinities.
     """
     if tensor.dtype in _COUNTED:
         return readable(tensor)

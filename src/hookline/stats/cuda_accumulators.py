@@ -25,7 +25,7 @@ from hookline.stats.rows import STATISTICS
 
 SHARES = 1056  # The shares of an accumulator.
 ACCUMULATOR_BYTES = (HEAD.value + PARTIAL_COLUMNS * SHARES) * 8
-SHARE_BYTES = 128 * 1024  # the least that a program reads; it reads more where that would make too many shares
+SHARE_BYTES = 128 * 1024  # the minimum that a program reads; it reads more if there would be too many shares otherwise
 UNROLL = 8  # loads in flight at once, per thread
 SLOTS = 32  # tensors in one launch
 _DTYPE = attrgetter("dtype")
@@ -45,7 +45,7 @@ def make_flag(device: torch.device) -> Tensor:
 
 
 def make_counts(count: int, device: torch.device) -> Tensor:
-    """Make [calls, calls that were due] for some accumulators; `take` adds to them."""
+    """Make [calls, calls that were due] for the accumulators; `take` adds to them."""
     with torch.inference_mode(False):
         return torch.zeros((count, HEAD.value), dtype=torch.float64, device=device)
 
@@ -89,7 +89,7 @@ def _prepare(
 ) -> list[tuple[Launch, tuple[int, ...], tuple[int, ...]]]:
     """Return launches with the addresses of their tensors and accumulators.
 
-    They are cached, because memory that a step frees mostly comes back.
+    They are cached, because a step usually reuses the memory that the last one freed.
     """
     table_of_row = tables * len(rows) if len(tables) == 1 else tables
     written = [table + row * ACCUMULATOR_BYTES for table, row in zip(table_of_row, rows, strict=True)]
@@ -146,7 +146,7 @@ def _slots(numbers: list[int], empty: int | None = None) -> tuple[int, ...]:
 
 
 def addresses_of(accumulators: Sequence[Tensor]) -> Tensor:
-    """Return the addresses for `take`: once for all steps, because asking each would cost more than the launch."""
+    """Return the addresses for `take`: once for all steps, since asking each tensor costs more than the launch."""
     return _device.upload([table.data_ptr() for table in accumulators], torch.int64, accumulators[0].device)
 
 

@@ -1,7 +1,7 @@
 """Measure tensors of every kind a model can have: on several devices, sparse, complex, or sharded over ranks (DTensor).
 
 The DTensors of a mesh are reduced together: one sum and one maximum over the ranks for their rows, one sum for their
-histograms. So every rank must ask for the same tensors at the same time.
+histograms. Every rank must therefore ask for the same tensors at the same time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LocalTensors:
         self._groups = indices_by(attrgetter("device"), self.dense) if several else [list(range(len(tensors)))]
 
     def with_dense(self, dense: Sequence[Tensor]) -> LocalTensors:
-        """Return the same tensors with other values in their dense parts, such as differences."""
+        """Return the same tensors with different values in their dense parts, such as differences."""
         other = copy(self)
         other.dense = list(dense)
         other._meta = tensor_meta(other.dense)
@@ -118,7 +118,7 @@ def _local(tensor: Any, name: object) -> Tensor:
         if any(placement.is_partial() for placement in tensor.placements):
             raise HooklineError(f"no statistics of {name}: it is a partial sum over ranks; redistribute() it first")
         local = tensor.detach().to_local()
-    return local.coalesce() if local.is_sparse else local  # so that its values are the same tensor each time
+    return local.coalesce() if local.is_sparse else local  # so that its values are the same tensor object each time
 
 
 class MeshTensors:
@@ -145,7 +145,8 @@ class MeshTensors:
         return values.index_copy(0, indices, self._reduce(values[indices], dist.ReduceOp.SUM, 0))
 
     def _reduce(self, values: Tensor, operation: Any, neutral: float) -> Tensor:
-        # Each rank takes part in every reduction, or the others would wait; a copy that does not count adds nothing.
+        # Each rank takes part in every reduction, because the others would wait otherwise; a copy that does not count
+        # adds nothing.
         if not all(self.counts):
             counts = _device.upload(self.counts, torch.bool, values.device)
             values = torch.where(counts.view(-1, *[1] * (values.dim() - 1)), values, neutral)
@@ -156,7 +157,7 @@ class MeshTensors:
 
 
 def is_copy(tensor: Any) -> bool:
-    """Return whether this rank's part of a DTensor is a copy of what a lower rank has, too."""
+    """Return whether this rank's part of a DTensor is also held by a lower rank."""
     here = tensor.device_mesh.get_coordinate()
     return here is not None and any(
         rank > 0 for placement, rank in zip(tensor.placements, here, strict=True) if placement.is_replicate()
@@ -164,7 +165,7 @@ def is_copy(tensor: Any) -> bool:
 
 
 def group_by_mesh(tensors: Sequence[Any]) -> list[MeshTensors]:
-    """Return the DTensors among some tensors by mesh, without meshes that this rank is not part of."""
+    """Return the DTensors among the tensors by mesh, without meshes that this rank is not part of."""
     by_mesh: dict[Any, MeshTensors] = {}
     for index, tensor in enumerate(tensors):
         mesh = tensor.device_mesh if is_sharded(tensor) else None

@@ -19,7 +19,7 @@ from hookline.stats.rows import ABSMAX, STATISTICS, has_kernels, merge, row_dtyp
 ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
 USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
 LOWEST_TOP = -90.0  # octave; the range stays clear of float32's subnormal numbers
-_PIECE = 1 << 20  # elements that are counted at once, to keep the memory for indices small
+_PIECE = 1 << 20  # number of elements that are counted at once, to keep the memory for indices small
 
 
 class Histograms(NamedTuple):
@@ -76,7 +76,7 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     """Return percentiles of each tensor's values, [tensors, points], within 5 % of `torch.quantile`.
 
     As there, a position between two values is interpolated, and a NaN in the tensor makes all of them NaN. The bound
-    holds for values in the range; smaller ones come out as its lower end. Nothing waits for the device.
+    holds for values in the range; smaller ones become its lower end. Nothing waits for the device.
     """
     counts, tops, device = *counted, counted.counts.device
     fractions = _device.cached_table(device, tuple(point / 100 for point in points), row_dtype(device))
@@ -95,7 +95,7 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
 def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:
     """Return the value that represents each bin except that of NaN: its middle on the logarithmic scale.
 
-    The result is [tensors, bins - 1], rising along each row; `per_octave` is what the counts were folded to.
+    The result is [tensors, bins - 1], increasing along each row; `per_octave` is what the counts were folded to.
     """
     places = torch.arange(_per_sign(per_octave), device=tops.device, dtype=row_dtype(tops.device))
     sizes = torch.exp2(tops.to(places.dtype).unsqueeze(1) + 1 - (places + 0.5) / per_octave)
@@ -104,12 +104,12 @@ def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:
 
 
 def fold(counts: Tensor, per_octave: int) -> Tensor:
-    """Return the same counts in fewer bins: 1, 2 or 4 to the octave and sign instead of 8, in the same order."""
+    """Return the same counts in fewer bins: 1, 2 or 4 per octave and sign instead of 8, in the same order."""
     together, groups = PER_OCTAVE // per_octave, _per_sign(per_octave)
     if together == 1:
         return counts
     negative, positive = counts[:, 1:ZERO], counts[:, ZERO + 1 : INFINITE]
-    short = groups * together - PER_SIGN  # The last group, of the smallest magnitudes, is not full.
+    short = groups * together - PER_SIGN  # The last group, which has the smallest magnitudes, is not full.
     negative = torch.nn.functional.pad(negative, (0, short)).view(-1, groups, together).sum(dim=2)
     positive = torch.nn.functional.pad(positive, (short, 0)).view(-1, groups, together).sum(dim=2)
     return torch.cat([counts[:, :1], negative, counts[:, ZERO : ZERO + 1], positive, counts[:, INFINITE:]], dim=1)
@@ -128,7 +128,7 @@ def move_ranges(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
     """Return histograms, [..., bins], as counted in ranges that end with the octave `top`, which is not below `tops`.
 
     Ranges end at whole octaves, so the bins of a lower range coincide with those of a higher one and move without
-    loss; values that fall out at the small end count in the smallest bin, as they would have from the start.
+    loss; values below the range count in the smallest bin, as they would have from the start.
     """
     shift = ((top - tops) * PER_OCTAVE).nan_to_num(0.0, 0.0, 0.0).long().clamp(0, PER_SIGN).unsqueeze(-1)
     bins = torch.arange(BINS, device=counts.device)
@@ -150,7 +150,7 @@ def summarize_with_histograms(tensors: Sequence[Tensor], names: Sequence[object]
 
 
 def merge_rows(parts: Tensor) -> Tensor:
-    """Merge rows as `merge` does, with or without histograms behind the statistics: [parts, wholes, columns]."""
+    """Merge rows as `merge` does, with or without histograms after the statistics: [parts, wholes, columns]."""
     columns = len(STATISTICS)
     merged = merge(parts[..., :columns])
     if parts.shape[-1] == columns:

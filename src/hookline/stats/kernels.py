@@ -2,11 +2,11 @@
 """Triton kernels for statistics and histograms: read every chunk of every tensor once, then merge those of each tensor.
 
 A chunk is a run of elements that one program reads. Its sums are taken around pivots, values from its beginning, so
-that a mean far from zero costs no digits: where a pivot is off, the spread that makes it so is in the chunk itself.
+that a mean far from zero costs no digits: where a pivot is far off, the chunk itself has a large spread.
 
-Per element the loop does only what it must: convert, subtract, two sums, minimum, maximum and a test for zero. At two
-bytes an element, counting NaNs and infinities there too would make the kernel bound by arithmetic instead of memory.
-They show in the sum of squares, so only a chunk whose sum is not finite, or vanishes, is read again in float64.
+Per element, the loop does only what is necessary: convert, subtract, two sums, minimum, maximum and a test for zero. At
+two bytes an element, counting NaNs and infinities there too would make the kernel bound by arithmetic instead of
+memory. They show in the sum of squares, so only a chunk whose sum is not finite, or vanishes, is read again in float64.
 
 An accumulator is float64 memory that outlives a launch: how often it was called and how often it added something, then
 the partial results of a fixed number of shares, column by column. Each program of a launch has its own share, so that
@@ -265,7 +265,7 @@ def add_to_accumulators(
     """Add what this program reads of its tensor to its share; if the statistics are not due, only count the call.
 
     Each tensor has a slot in five tuples: its number of elements, the tiles of a share, the first of its programs, its
-    address and that of its accumulator. They are passed by value: a replayed graph would not find a table again.
+    address and its accumulator's address. They are passed by value: a replayed graph would not find a table again.
     """
     program, heard = tl.program_id(0), tl.load(due)
     size, length, first, address, place = sizes[0], tiles[0], firsts[0], addresses[0], accumulators[0]
@@ -335,8 +335,8 @@ def read_accumulators(accumulators, rows, counts, COLUMNS: tl.constexpr, SHARES:
 def _bin_of(value, highest, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
     """Return the bin of each value, in the order that `hookline.stats.histograms` describes.
 
-    The bits of a positive float32, read as a number, are its logarithm but for what bends between two powers of two. A
-    cubic for that is right to 0.0009, a hundredth of a bin, for a quarter of the instructions of `tl.log2`.
+    The bits of a positive float32, read as a number, are its logarithm, except for the curvature between two powers of
+    two. A cubic approximates it to within 0.0009, a hundredth of a bin, for a quarter of the instructions of `tl.log2`.
     """
     bits = value.to(tl.int32, bitcast=True)
     size_bits = bits & 0x7FFFFFFF

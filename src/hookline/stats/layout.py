@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hookline import _device
 
-VECTOR_BYTES = 16  # what one thread loads at once; chunks start at multiples of it
-CHUNK_BYTES = 128 * 1024  # what one program reads
+VECTOR_BYTES = 16  # elements that one thread loads at once; chunks start at multiples of it
+CHUNK_BYTES = 128 * 1024  # elements that one program reads
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Launch:
     """A Triton kernel that is launched repeatedly with the same number of programs.
 
     The first call goes through Triton, which compiles the kernel for the arguments it gets. Later calls go to the
-    compiled kernel directly, because finding out again what kinds of arguments these are takes as long as the launch.
+    compiled kernel directly, because inspecting the kinds of arguments again takes as long as the launch.
     So at each call integers must be the same, and tensors must have the same dtype and begin at a multiple of 16 bytes,
     as every allocation of torch does.
 
@@ -86,7 +86,7 @@ class Launch:
         kernel: The function under `triton.jit`.
         programs: The number of programs.
         fixed: The first arguments of every call.
-        num_warps: As Triton has it.
+        num_warps: As in Triton.
         constants: The kernel's constexpr arguments, in its order.
     """
 

@@ -46,21 +46,21 @@ def summarize(
     """Compute the statistics of each tensor; nothing waits for the device.
 
     Values follow torch: a NaN in a tensor makes its values NaN while the counts say how many there are, and std is
-    unbiased. Two cases differ, because NaN is kept for NaN in the tensor and for what has no value: std of a single
-    element is 0, and the extremes of an empty tensor are NaN instead of an error. Tensors may have any real dtype,
-    shape and stride; fp16 and bf16 are summed in float32, int32, int64 and fp64 in float64.
+    unbiased. Two cases differ, because NaN is reserved for NaN in the tensor and for statistics that have no value: std
+    of a single element is 0, and the extremes of an empty tensor are NaN instead of an error. Tensors may have any real
+    dtype, shape and stride; fp16 and bf16 are summed in float32, int32, int64 and fp64 in float64.
 
     Args:
         tensors: Dense real tensors on one device.
         names: The name of each tensor in errors; "tensor 3" and so on by default.
-        meta: `tensor_meta(tensors)` if the caller has it already.
+        meta: `tensor_meta(tensors)`, if the caller already has it.
 
     Returns:
         One row per tensor and one column per name in `STATISTICS`, float64 on the tensors' device; the same call gives
         the same bits every time.
 
     Raises:
-        HooklineError: If a tensor is sparse, complex, a DTensor or on another device than the first.
+        HooklineError: If a tensor is sparse, complex, a DTensor or on a different device than the first.
 
     >>> import torch
     >>> row = summarize([torch.tensor([0.0, 3.0, -4.0])])[0]
@@ -74,11 +74,11 @@ def summarize(
         check(tensors, names)
     with torch.no_grad():
         if tensors[0].is_cpu:
-            # Subclasses, such as fake tensors, may have no values that could be looked at.
+            # Subclasses, such as fake tensors, may have no readable values.
             return _summarize_on_cpu(tensors) if meta.plain else summarize_by_torch(tensors, torch.float64)
         if not has_kernels(tensors[0].device):
             return summarize_by_torch(tensors)
-        from hookline.stats import cuda  # Only now, because it imports Triton.
+        from hookline.stats import cuda  # Imported only now, because it imports Triton.
 
         return cuda.summarize(tensors)
 
@@ -91,7 +91,7 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
     Args:
         tensors: Tensors as `summarize` takes them.
         names: The name of each tensor in errors.
-        meta: `tensor_meta(tensors)` if the caller has it already.
+        meta: `tensor_meta(tensors)`, if the caller already has it.
 
     Returns:
         The norms, float64 on the tensors' device.
@@ -110,7 +110,7 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
     with torch.no_grad():
         squares = _measure(tensors, lambda rows: rows.square().sum(1), add_up)
         sound = (squares > FAINT) & (squares < torch.inf)
-        if not sound.all():  # They may be over- or underflown in float32.
+        if not sound.all():  # They may have overflowed or underflowed in float32.
             again = (~sound).nonzero().flatten().tolist()
             squares[again] = _measure([tensors[i] for i in again], lambda rows: rows.double().square().sum(1), add_up)
         return squares.sqrt()
@@ -150,7 +150,7 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
 
 
 def merge(rows: Tensor) -> Tensor:
-    """Return the rows of wholes from those of their parts, [parts, …, statistics], exact up to rounding.
+    """Return the rows of whole tensors from those of their parts, [parts, …, statistics], exact up to rounding.
 
     The parts may be blocks of a tensor or, gathered from all ranks, the local shards of a distributed one. Empty parts
     count for nothing.
@@ -162,7 +162,8 @@ def merge(rows: Tensor) -> Tensor:
 def split_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Split rows into the numbers that add up over the parts of a whole, and those whose maximum counts.
 
-    The spread is stored as that within the part and that of its mean, or a mean far from zero would cost digits.
+    The spread is stored in two parts, within the part and of its mean, because otherwise a mean far from zero would
+    cost digits.
     """
     count, nans = rows[..., COUNT], rows[..., NANS]
     mean = torch.where(count > 0, rows[..., MEAN], 0.0)
@@ -177,7 +178,7 @@ def join_rows(sums: Tensor, peaks: Tensor) -> Tensor:
     """Return the rows of wholes from the sums and maxima over what `split_rows` returned for their parts."""
     count, total, between, within, squares, zeros, nans, infs = sums.unbind(-1)
     mean = total / count
-    # Where the squares within the parts overflow, those of the means do too, and their difference would be NaN.
+    # If the squares within the parts overflow, those of the means do too, and their difference would be NaN.
     deviations = torch.where(within.isinf(), within, within + between - total * mean).clamp(min=0)
     std = torch.where(count > 0, (deviations / (count - 1).clamp(min=1)).sqrt(), float("nan"))
     none = (count == 0) | (nans > 0)
@@ -220,7 +221,7 @@ def statistics_of_rows(wide: Tensor) -> Tensor:
 
 
 # ---- the CPU ---------------------------------------------------------------------------------------------------------
-# Tensors are read as rows of matrices that stay in the cache. Those of one shape and dtype are stacked, because for a
+# Tensors are read as rows of matrices that stay in the cache. Tensors of one shape and dtype are stacked, because for a
 # few thousand elements calling an operation costs more than its work; large tensors are read in blocks. Only operations
 # are used that run at the speed of the memory: `var_mean`, `aminmax`, `isnan` and comparisons each take 15 to 100 times
 # as long as one sum.
@@ -234,7 +235,7 @@ def _summarize_on_cpu(tensors: Sequence[Tensor]) -> Tensor:
     deviations = squares - mean * totals
     std = (deviations / (count - 1).clamp(min=1)).sqrt()
     rows = torch.stack([count, mean, std, low, high, absmax, squares.sqrt(), zeros, none, none], dim=1)
-    # The sums are not enough for tensors that are far from zero, faint or not finite; a NaN makes comparisons false.
+    # The sums are not enough for tensors that are far from zero, tiny or not finite; a NaN makes comparisons false.
     sound = (FAR * deviations >= mean * totals) & (squares < torch.inf) & ((squares > FAINT) | (low == high))
     if not sound.all():
         again = (~sound).nonzero().flatten().tolist()

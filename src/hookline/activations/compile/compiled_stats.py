@@ -5,11 +5,11 @@ instead of a call into Python. Once a run, before its first such kernel, the gra
 is a number on the device that every kernel reads, so that one graph serves all schedules. The rows of all modules are
 taken together when the step is over, when a hook reads them, or when another step begins.
 
-A graph keeps the values that it reads while it is traced. Where blocks of one class share a graph, the row of
-statistics must be an exception: it is a tensor that comes with each run, which costs 5 µs per module. A graph of the
-whole model is not shared, and refers to its rows directly.
+A graph keeps the values that it read while it was traced. If blocks of one class share a graph, the row of statistics
+must be an exception: it is passed as a tensor with each run, which costs 5 µs per module. A graph of the whole model is
+not shared, and refers to its rows directly.
 
-According to their schemas the operators write into the number on the device and nothing else. That keeps them in their
+Their schemas declare that the operators write only into the number on the device. That keeps them in their
 order and in the graph. They write to the rows instead, which nothing else in the graph can notice; each input that a
 graph declares to write to costs it 4 µs a run.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
 
 STATISTICS = "statistics"  # The request of a module's hooks that need only statistics; followed by the owner's number.
-REFUSED, FIRST, LATER = "refused", "first", "later"  # Whether a graph may compute statistics, and if it did before.
+REFUSED, FIRST, LATER = "refused", "first", "later"  # May a graph compute statistics, and has it before?
 ON_FORWARD = CATALOG["on_forward"]
 
 
@@ -52,8 +52,8 @@ class ServedHook:
     """A monitor that needs only statistics, with its rows."""
 
     entry: Entry
-    names: list[str]  # Of the modules, as the monitor sees them.
-    indices: tuple[int, ...]  # Of the modules' rows.
+    names: list[str]  # The modules' names, as the monitor sees them.
+    indices: tuple[int, ...]  # The indices of the modules' rows.
 
     def is_due(self, dispatcher: ForwardDispatcher) -> bool:
         """Return whether the monitor would be called if one of its modules ran now."""
@@ -71,7 +71,7 @@ class Pending(NamedTuple):
 
 
 class CompiledStats:
-    """Has a row for every module whose statistics compiled code computes, all on the device that comes first.
+    """Has a row for every module whose statistics compiled code computes, all on the first module's device.
 
     One thread runs the model at a time: two threads with different due hooks would share their rows.
     """
@@ -82,7 +82,7 @@ class CompiledStats:
         self._selected: list[tuple[Entry, dict[HookedModule, str]]] = []
         self._modules: tuple[HookedModule, ...] = ()
         self._hooks: list[ServedHook] = []
-        self._addresses: Tensor | None = None  # Of the rows, on the device.
+        self._addresses: Tensor | None = None  # The rows' addresses, on the device.
         self._pending: Pending | None = None
         self._flag_value = 0  # What `due_flag` holds.
         # The calls of modules that no report has counted yet, on the device, by the hooks that were due.
@@ -96,7 +96,7 @@ class CompiledStats:
         self.key = f"{STATISTICS} {int(self.graph_id)}"  # The requests of its modules' torch hooks.
 
     def serve(self, modules: tuple[HookedModule, ...], selected: list[tuple[Entry, dict[HookedModule, str]]]) -> None:
-        """Have rows for these modules and no others.
+        """Keep rows for these modules and no others.
 
         Args:
             modules: The modules.
@@ -114,7 +114,7 @@ class CompiledStats:
             self._make_rows()
 
     def close(self) -> None:
-        """Free the device's memory and drop what was not delivered."""
+        """Free the device's memory and drop undelivered rows."""
         with self._lock:
             give_back_id(self.graph_id)
             self._take_id()
@@ -124,7 +124,7 @@ class CompiledStats:
     # ---- while a graph is traced ---------------------------------------------------------------------------------
 
     def admit(self, device: torch.device) -> str:
-        """Return whether a graph may add outputs on this device, and whether it asks for the first time."""
+        """Return whether a graph may add outputs on this device, and whether this is the first request."""
         if self.due_flag is None and has_kernels(device):
             self._open_on(device)
         if self.due_flag is None or self.due_flag.device != device:
@@ -136,7 +136,7 @@ class CompiledStats:
         return FIRST
 
     def is_whole_model(self) -> bool:
-        """Return whether the graph that is being traced begins with the model's own code, not with that of a block."""
+        """Return whether the graph that is being traced begins with the model's own code, rather than a block's."""
         dispatcher = self._dispatcher()
         model = None if dispatcher is None else dispatcher.model
         code = None if model is None else getattr(model.forward, "__code__", None)
@@ -174,7 +174,7 @@ class CompiledStats:
     # ---- when a graph runs ---------------------------------------------------------------------------------------
 
     def begin(self, due_flag: Tensor) -> None:
-        """Start a run of a graph: set whether a hook is due, and deliver what belongs to another step."""
+        """Start a run of a graph: set whether a hook is due, and deliver the rows of another step."""
         pending = self._due_now()
         with self._lock:
             if self._pending is not None and pending is not None and (pending != self._pending or not pending.step):
@@ -186,7 +186,7 @@ class CompiledStats:
 
     def _due_now(self) -> Pending | None:
         dispatcher = self._dispatcher()
-        # In the last case backward repeats a forward pass that hooks have seen.
+        # In the last case, backward repeats a forward pass that hooks have seen.
         if dispatcher is None or dispatcher.is_silenced() or backward_id() != NO_BACKWARD:
             return None
         if dispatcher.begin_batch is not None:
@@ -197,7 +197,7 @@ class CompiledStats:
         return Pending(dispatcher.run.step, hooks) if hooks else None
 
     def deliver(self) -> None:
-        """Pass the rows to the hooks they were computed for, without waiting for the device."""
+        """Pass the rows to the hooks for which they were computed, without waiting for the device."""
         if self._pending is not None:
             self._take()
 
@@ -342,7 +342,7 @@ def _add_to_rows(
 
 begin_run = define_operator("begin_run(Tensor graph_id, Tensor(a!) due_flag) -> ()", _begin_run)
 
-# The order of elements in memory does not matter, so the compiler must not change it for this operator.
+# The order of elements in memory does not matter here, so the compiler must not copy to change it.
 add_to_rows = define_operator(
     "add_to_rows(Tensor[] tensors, Tensor[] tables, int[] rows, Tensor(a!) due_flag) -> ()",
     _add_to_rows,

@@ -1,4 +1,4 @@
-"""Custom operators in compiled graphs: how they are defined, and how values and objects get to them.
+"""Custom operators in compiled graphs: how they are defined, and how values and objects reach them.
 
 A graph passes tensors and constants. A nested value is passed as its tensors and a string that describes its
 structure. An object is identified by a tensor on the CPU, because a constant would cause a graph for every module.
@@ -62,7 +62,7 @@ def define_operator(schema: str, call: Callable[..., None], tag: str = "cudagrap
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 _objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)  # None is used twice: a graph may have kept what it read through an old one.
+_numbers = itertools.count(1)  # No number is used twice: a graph may have kept what it read through an old one.
 
 
 def take_id(target: Any) -> torch.Tensor:
@@ -73,7 +73,7 @@ def take_id(target: Any) -> torch.Tensor:
 
 
 def give_back_id(graph_id: torch.Tensor | str) -> None:
-    """Make a tensor, or its number as text, identify nothing; compiled code may still have it."""
+    """Make a tensor, or its number as text, identify nothing; compiled code may still use it."""
     _objects.pop(int(graph_id), None)
 
 
@@ -84,7 +84,7 @@ def object_of(graph_id: torch.Tensor | str) -> Any:
 
 # ---- nested values: traced by Dynamo, so written in what it follows without a graph break ----------------------------
 
-CONSTANTS = (bool, str, type(None))  # An int may be a size that varies: as text it would be fixed.
+CONSTANTS = (bool, str, type(None))  # An int may be a size that varies; as text it would be fixed.
 
 
 def flatten(value: Any, tensors: list[torch.Tensor], exact: bool) -> str | None:

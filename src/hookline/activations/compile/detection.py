@@ -1,7 +1,7 @@
 """Detect whether `torch.compile` is in use without importing the compiler, and run models uncompiled for a while.
 
-Importing Dynamo takes a second or two, and most processes that train compile nothing. So this module only reads what is
-in `sys.modules`; the other modules of this folder are imported when the first frame is about to be compiled.
+Importing Dynamo takes a second or two, and most processes that train compile nothing. So this module only looks into
+`sys.modules`; the other modules of this folder are imported when the first frame is about to be compiled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def prepare_before_compiling(dispatcher: ForwardDispatcher) -> None:
     """Prepare a dispatcher's torch hooks for being traced before the next frame is compiled.
 
     If the compiler is imported only later, its first trace through one of the torch hooks does the same. A frame
-    without any of them that is compiled before does not check for hooks, and serves modules of the same code: call
+    without any of them that is compiled before does not check for hooks, and serves modules with the same code: call
     `HookManager.watch` again after the import to exclude that. Trainers do.
     """
     _unprepared.add(dispatcher)
@@ -61,7 +61,7 @@ def prepare_before_compiling(dispatcher: ForwardDispatcher) -> None:
 
 
 def prepare_all(_: Any = None) -> None:
-    """Prepare every dispatcher that is not; a failure must not end the compilation of a model."""
+    """Prepare every dispatcher that is not prepared; a failure must not stop the compilation of a model."""
     for dispatcher in list(_unprepared):
         try:
             dispatcher.sync(compiling=True)
@@ -79,12 +79,12 @@ _stance_lock = threading.Lock()
 
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
-    """Run compiled models uncompiled inside the block, in all threads; what is compiled stays for later."""
+    """Run compiled models uncompiled inside the block, in all threads; compiled code is kept for later."""
     global _uncompiled_blocks, _stance
-    if not hasattr(sys.modules.get("torch._dynamo"), "reset"):  # It is not imported, or not completely.
+    if not hasattr(sys.modules.get("torch._dynamo"), "reset"):  # Dynamo is not imported, or not completely.
         yield
         return
-    # The first of several blocks changes the stance and the last one changes it back, whatever their threads.
+    # The first of several blocks changes the stance and the last one changes it back, in whichever threads they are.
     with _stance_lock:
         if not _uncompiled_blocks:
             _stance = torch.compiler.set_stance("force_eager")

@@ -1,10 +1,9 @@
 """Decide what compiled code passes to forward hooks (calls, statistics or nothing), with Dynamo's private names.
 
 `torch.compile` traces a module's torch hooks together with the module. Ours puts one operator into the graph, which
-passes the tensors to the hooks whenever the graph runs. This causes no graph break, and the graph stays when hooks
-become due or not. If hooks need only statistics of what a GPU computes, a kernel takes the operator's place, and no
-hook is called.
-Hooks that change the output or measure time need the graph broken at their modules.
+passes the tensors to the hooks whenever the graph runs. This causes no graph break, and the graph stays valid whether
+or not hooks are due. If hooks need only statistics of what a GPU computes, a kernel takes the operator's place, and no
+hook is called. Hooks that change the output or measure time need the graph broken at their modules.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def _prepare_if_needed() -> None:
 
 
 def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> None:
-    """Make graphs pass to a dispatcher's hooks what they name."""
+    """Make graphs pass a dispatcher's hooks the arguments that they name."""
     stats = dispatcher.compiled_stats
     if stats is None:
         stats = dispatcher.compiled_stats = CompiledStats(dispatcher)
@@ -119,17 +118,17 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
 def leave_graphs(hooked: HookedModule) -> None:
     """Disconnect graphs from a module's torch hook."""
     if hooked.graph_id is not None:
-        give_back_id(hooked.stats_key)  # The collector may call this while torch traces, where no tensor can be read.
+        give_back_id(hooked.stats_key)  # The collector may call this during a trace, when no tensor can be read.
     hooked.wants, hooked.stats_key = OUTSIDE, ""
     hooked.graph_id = hooked.stats_row = hooked.stats_place = None
 
 
 def combine(parts: Collection[str]) -> str:
-    """Return what the hooks of a module want together, as text: graphs compare it before each run."""
+    """Return what the hooks of a module need together, as text that graphs compare before each run."""
     if OUTSIDE in parts:
         return OUTSIDE
     combined = set(parts)
-    if STATISTICS in combined and len(combined) > 1:  # A hook that is called anyway takes the others along.
+    if STATISTICS in combined and len(combined) > 1:  # If one hook is called anyway, the others are called with it.
         combined = combined - {STATISTICS} | {CALLED, LIVE}
     return " ".join(sorted(combined))
 

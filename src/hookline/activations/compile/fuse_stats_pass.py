@@ -4,10 +4,10 @@ A call per module would cost the host more than reading all outputs costs the de
 The tensors stay alive until the last of them is computed, even if nothing else needs them; the bytes that may wait are
 limited.
 
-A call is placed behind the other uses of the tensors it reads. Before `torch.compile` makes a forward and a backward
-graph from one, it decides what the one saves for the other, and it assumes that a custom operator ends what can be
-computed in one go: what follows it is not recomputed in the backward pass. Right behind a module's output, a call would
-make it save other, larger tensors.
+A call is placed after the other uses of the tensors it reads. Before `torch.compile` makes a forward and a backward
+graph from one, it decides what the forward graph saves for the backward graph, and it assumes that a custom operator
+ends what can be computed in one go: what follows it is not recomputed in the backward pass. Directly after a module's
+output, a call would make it save other, larger tensors.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from torch.fx import Graph, Node
 
 from hookline.activations.compile.compiled_stats import add_to_rows
 
-MAX_BYTES = 256 * 1024 * 1024  # Of tensors that only the pass keeps alive.
-MAX_KEPT_BYTES = 4 * MAX_BYTES  # In all: the backward pass may also recompute what it needs.
-MAX_TENSORS = 32  # What one launch takes.
+MAX_BYTES = 256 * 1024 * 1024  # Bytes of tensors that only the pass keeps alive.
+MAX_KEPT_BYTES = 4 * MAX_BYTES  # In total, because the backward pass may also recompute what it needs.
+MAX_TENSORS = 32  # The maximum for one launch.
 
 
 def install() -> None:
     """Apply the pass to graphs that are compiled from now on.
 
-    A process has one place for such a pass. If it is taken, it stays taken, and statistics cost time and perhaps
-    memory.
+    A process has one place for such a pass. If it is already taken, statistics cost time and perhaps memory.
     """
     if config.joint_custom_pre_pass is None:
         config.joint_custom_pre_pass = FuseStatsPass()
@@ -62,7 +61,7 @@ class FuseStatsPass(CustomGraphPass):
 
 
 def _chains(graph: Graph) -> list[list[Node]]:
-    """Return the calls that follow each other: each passes its flag, as it may have been written, only to the next."""
+    """Return the calls that follow each other: each passes its flag, perhaps written to, only to the next."""
     chains: list[list[Node]] = []
     for node in graph.nodes:
         if node.target is not auto_functionalized_v2 or node.args[0] is not add_to_rows:
@@ -84,16 +83,16 @@ def _flag(call: Node) -> Node:
 
 
 def _flag_after(call: Node) -> Node | None:
-    """Return the flag behind a call, None if nothing reads it."""
+    """Return the flag after a call, None if nothing reads it."""
     return next(iter(call.users), None)
 
 
 def _last_use(call: Node, backward: set[Node], order: dict[Node, int]) -> Node:
-    """Return the last node of the forward pass that reads what a call reads, which may be the call itself."""
+    """Return the last node of the forward pass that reads a call's tensors, which may be the call itself."""
     uses = [call]
     for tensor in _argument(call, "tensors"):
         for use in _base(tensor).users:
-            # The end of the graph is not a use, nor is a write of an input's new value, which must stay at the end.
+            # Neither the end of the graph nor a write of an input's new value, which must stay at the end, is a use.
             ends = use.op == "output" or use.target is torch.ops.aten.copy_.default
             if use not in backward and not ends and not _is_view_for(use, call):
                 uses.append(use)
@@ -101,7 +100,7 @@ def _last_use(call: Node, backward: set[Node], order: dict[Node, int]) -> Node:
 
 
 def _base(tensor: Node) -> Node:
-    """Return what a tensor is a view of if the view was made for one reader only, else the tensor."""
+    """Return the base of a view that was made for one reader only, otherwise the tensor."""
     while _is_view(tensor) and len(tensor.users) == 1:
         tensor = tensor.all_input_nodes[0]
     return tensor
@@ -158,7 +157,7 @@ def _groups(calls: Sequence[Node], backward: set[Node]) -> Iterator[list[Node]]:
 
 
 def _bytes(tensor: Node) -> int:
-    """Return a tensor's size; where it depends on sizes that vary, what it was when the graph was traced."""
+    """Return a tensor's size; if it depends on sizes that vary, the size when the graph was traced."""
     value: Any = tensor.meta["val"]
     elements = value.numel()
     if isinstance(elements, torch.SymInt):
@@ -168,7 +167,7 @@ def _bytes(tensor: Node) -> int:
 
 
 def _replace(calls: Sequence[Node], groups: Sequence[tuple[list[Node], Node]]) -> None:
-    """Put one call for each group behind its node; the flag goes through all of them as it did through the calls."""
+    """Put one call for each group after its node; the flag goes through all of them as it did through the calls."""
     graph, flag, last = calls[0].graph, _flag(calls[0]), calls[0]
     for group, behind in groups:
         last = behind if last < behind else last
@@ -176,7 +175,7 @@ def _replace(calls: Sequence[Node], groups: Sequence[tuple[list[Node], Node]]) -
             call = graph.call_function(auto_functionalized_v2, (add_to_rows,), _fused_arguments(group, flag))
         with graph.inserting_after(call):
             last = flag = graph.call_function(operator.getitem, (call, 1))
-        # The compiler's notes are the same as at the calls that are replaced.
+        # The compiler's notes are copied from the replaced calls.
         call.meta, flag.meta = group[-1].meta.copy(), next(iter(group[-1].users)).meta.copy()
     after = _flag_after(calls[-1])
     if after is not None:

@@ -1,4 +1,4 @@
-"""The built-in update hooks, one idea per file; here are their classes.
+"""The built-in update hooks, one idea per file; this module collects their classes.
 
 To add one, write a file here, import its class below, and list its name for configs in hooks/__init__.py.
 """

@@ -32,7 +32,7 @@ class ClipNorm(Transform):
     def on_update(self, grads: Gradients) -> None:
         gradients = grads.writable()
         if self.norm_type == 2.0 and len(gradients.groups) == 1:
-            # As torch does it: in the dtype of the gradients.
+            # As in torch, this is computed in the dtype of the gradients.
             self.clipped_norm = torch.linalg.vector_norm(gradients.norms.to(gradients.groups[0][0].dtype))
         else:
             self.clipped_norm = gradients.total_norm(self.norm_type)

@@ -20,7 +20,7 @@ class Grokfast(Transform):
 
     Args:
         alpha: The share of the old average that is kept at each step, from 0 to below 1.
-        lamb: The factor of the average when it is added to the gradients.
+        lamb: The number that multiplies the average before it is added to the gradients.
         params: The parameters whose gradients it changes; all of them by default.
     """
 

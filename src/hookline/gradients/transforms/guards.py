@@ -150,7 +150,7 @@ class SpikeGuard(Guard):
 
 
 def _resized(norms: Tensor, window: int, seen: int) -> Tensor:
-    """Return the last norms as a ring buffer of another length, as a run may resume with; NaN where there is none."""
+    """Return the last norms as a ring buffer of another length, which a resumed run may want; NaN if there is none."""
     if len(norms) == window:
         return norms
     oldest_first = norms.roll(-(seen % len(norms)))

@@ -38,8 +38,8 @@ class Measure(UpdateHook):
     Values stay on the device until the record is next written.
 
     Args:
-        metrics: A list with any of norm, mean, std, min, max, absmax, zeros, nans, infs and count, each of all elements
-            together.
+        metrics: A list with any of norm, mean, std, min, max, absmax, zeros, nans, infs and count, each computed over
+            all elements together.
         params: The parameters whose gradients it measures; all of them by default.
     """
 

@@ -67,10 +67,10 @@ class Noise(Transform):
         state["streams"] = {str(device): generator.get_state() for device, generator in generators.items()}
 
     def _generator(self, device: torch.device, saved: Tensor | None) -> torch.Generator:
-        """Return the device's generator where the last update left it, or a new one."""
+        """Return the device's generator in the state after the last update, or a new one."""
         generator = torch.Generator(device)
         if saved is not None:
             return generator.set_state(saved.cpu())
-        # The seed of rank 0, or the ranks' models would drift apart.
+        # The seed of rank 0, because otherwise the ranks' models would drift apart.
         seed = find_ranks().first(torch.initial_seed) if self.seed is None else self.seed
         return generator.manual_seed((seed * 0x9E3779B1 + self._salt) % 2**63)

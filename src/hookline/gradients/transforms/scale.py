@@ -11,7 +11,7 @@ from hookline.gradients.view import Gradients, Transform
 
 
 class Scale(Transform):
-    """Multiply gradients by `factor`; with `params`, this gives some layers another learning rate under SGD.
+    """Multiply gradients by `factor`; with `params`, this gives some layers a different learning rate under SGD.
 
     Args:
         factor: The number that multiplies the gradients.
