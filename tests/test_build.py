@@ -250,7 +250,7 @@ def test_every_trainer_takes_the_hooks_under_every_name(name: str) -> None:
         trainer.fit()
         assert trainer.hooks is manager and calls == [1, 2]
         calls.clear()
-    with pytest.raises(ConfigError, match="hooks: the config lists hooks, too; pass them in one of the two places"):
+    with pytest.raises(ConfigError, match="hooks: the config also lists hooks; pass them in only one place"):
         GenericTrainer(HooksConfig(lifecycle=[]), model, optimizer, hooks=manager)
 
 

@@ -201,7 +201,7 @@ class GenericTrainer(Trainer):
         check_keywords(GenericTrainer, more)
         settings = as_trainer_config(config)
         if hooks is not None and settings.hooks.model_fields_set:
-            raise ConfigError("hooks", "the config lists hooks, too; pass them in one of the two places")
+            raise ConfigError("hooks", "the config also lists hooks; pass them in only one place")
         if schedulers is not None:
             more["scheduler"] = schedulers
         hooks, from_file = (settings.hooks, is_from_file(config)) if hooks is None else (hooks, False)
@@ -359,7 +359,7 @@ def load_trainer(
     directory = run_directory(path)
     if directory is None:
         remedy = f"build the trainer as your script does, then call trainer.load_checkpoint({str(path)!r})"
-        raise HooklineError(f"{path} belongs to no run, so there is no config to build a trainer from; {remedy}")
+        raise HooklineError(f"{path} does not belong to a run, so there is no config to build a trainer from; {remedy}")
     is_run = path.resolve() == directory
     saved = choose_checkpoint(directory, checkpoint) if is_run or checkpoint is not None else find_checkpoint(path)[0]
     recorded = read_recorded(directory, f"trainer.load_checkpoint({str(saved.path)!r})")

@@ -167,7 +167,7 @@ class Hooks(HostedHooks, TrainerCallback):
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
             write_checkpoint(directory, FOLDER, self.state_dict(), {"step": state.global_step})
         except CheckpointError as error:
-            logger.warning("%s has no state of hooks: %s", directory, error)
+            logger.warning("%s has no hook state: %s", directory, error)
 
     def _find_state(self, args: Any, step: int) -> dict[str, Any]:
         """Return the hook state in the checkpoint of a step; the Trainer does not say which one it loads."""

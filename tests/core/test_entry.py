@@ -50,7 +50,7 @@ def test_a_misspelt_event_method_is_rejected_with_the_nearest_name() -> None:
 
 def test_a_dict_is_not_a_hook() -> None:
     """In a config it is; the error says where it belongs, and does not take its method `update` for an event."""
-    with pytest.raises(RegistrationError, match=r"^a dict is not a hook; put it into a config of hooks, such as .*$"):
+    with pytest.raises(RegistrationError, match=r"^a dict is not a hook; put it into a hooks config, such as .*$"):
         registered({"name": "gradient_monitor"})
 
 

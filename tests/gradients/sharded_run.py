@@ -101,7 +101,7 @@ def main(store: str, rank: int) -> None:
     mask = {"name": "mask", "masks": {"matrix": torch.tensor([[1, 0, 1]])}}
     compare([mask], mesh, dim=1)
     assert taken(lambda grads: {name: whole(grad) for name, grad in grads.items()}, mesh).endswith(
-        "'matrix': returned a plain tensor, the parameter is a DTensor"
+        "'matrix': returned a plain tensor, but the parameter is a DTensor"
     )
     assert "'matrix': returned placements" in taken(
         lambda grads: {name: grad.redistribute(placements=[Replicate()]) for name, grad in grads.items()}, mesh

@@ -79,7 +79,7 @@ def test_a_new_mapping_replaces_all_gradients(run: Run, params: Params) -> None:
         ({"a": torch.zeros(2)}, r"dropped 'b'; return every gradient"),
         ({"a": torch.zeros(2), "b": torch.zeros(2), "c": None}, "returned 'c', which is not a parameter here"),
         ({"a": torch.zeros(2), "b": 3.0}, "'b': returned float, not a tensor"),
-        ({"a": torch.zeros(2), "b": torch.zeros(3)}, r"'b': returned shape \(3,\), the parameter has \(2,\)"),
+        ({"a": torch.zeros(2), "b": torch.zeros(3)}, r"'b': returned shape \(3,\), but the parameter has \(2,\)"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}, "'b': returned dtype torch.float64"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}, "'b': returned device meta"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, requires_grad=True)}, "'b': .*has a graph; detach it"),

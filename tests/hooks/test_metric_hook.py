@@ -168,7 +168,7 @@ def test_a_complex_metric_is_rejected() -> None:
     def with_phase(model: nn.Module, batch: Batch) -> dict[str, Any]:
         return {"loss": step_fn(model, batch)["loss"], "phase": torch.tensor(1 + 2j)}
 
-    with pytest.raises(TrainingError, match="'phase', beside the loss, is a complex number"):
+    with pytest.raises(TrainingError, match="'phase', besides the loss, is a complex number"):
         fit(step_fn=with_phase)
 
 

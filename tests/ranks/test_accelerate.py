@@ -428,7 +428,7 @@ def test_launchers_that_ask_for_other_engines_are_refused(
 
 def test_an_accelerator_that_cannot_be_made_is_one_clear_error() -> None:
     Accelerator(cpu=True, mixed_precision="bf16")
-    with pytest.raises(HooklineError, match=r"no Accelerator can be made: .*already been initialized"):
+    with pytest.raises(HooklineError, match=r"no Accelerator can be created: .*already been initialized"):
         get_trainer("accelerate", *parts(), "cpu", precision="fp32", **OPTIONS)
 
 
@@ -454,7 +454,7 @@ def make_one_that_is_alone(rank: int) -> str:
 def test_an_accelerator_that_knows_of_one_process_only_is_one_clear_error() -> None:
     """What Accelerate does without GPUs unless it is told to use the CPU: every process would train alone."""
     for result in run_on_ranks(make_one_that_is_alone, 2):
-        assert "2 processes were started, but the Accelerator knows of one" in result.value
+        assert "2 processes were started, but the Accelerator knows of only one" in result.value
 
 
 class Stream(IterableDataset[Any]):

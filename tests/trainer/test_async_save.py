@@ -328,7 +328,7 @@ def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     trainer.train()
     assert [line for line in story.told if "saved" in line] == ["saved 7"]
     assert trainer.failed_saves == 1 and trainer.step == 8
-    assert "step 2 has no checkpoint, training continues: cannot write checkpoint" in caplog.text
+    assert "step 2 has no checkpoint; training continues: cannot write checkpoint" in caplog.text
     assert [event["step"] for event in read_events(trainer.run_dir) if event["kind"] == "checkpoint_failed"] == [2]
 
 

@@ -297,7 +297,7 @@ def test_a_failed_save_may_be_warned_of(
     break_the_third_save(trainer, monkeypatch)
     trainer.train()
     assert trainer.step == 6 and trainer.failed_saves == 1
-    assert "step 3 has no checkpoint, training continues: cannot write checkpoint" in caplog.text
+    assert "step 3 has no checkpoint; training continues: cannot write checkpoint" in caplog.text
     assert "1 failed save" in capsys.readouterr().out
     assert [path.name[-1] for path in list_checkpoints(trainer.checkpoint_dir)] == ["6", "5", "4", "2", "1"]
 
@@ -394,7 +394,7 @@ def test_a_checkpoint_that_does_not_fit() -> None:
     """Another number of schedulers is an error that says both numbers."""
     first = saved_run()
     second = make_trainer(scheduler=None)
-    with pytest.raises(CheckpointError, match="the checkpoint has 1 schedulers, this run has 0"):
+    with pytest.raises(CheckpointError, match="the checkpoint has 1 schedulers, but this run has 0"):
         second.load_checkpoint(first.run_dir)
 
 

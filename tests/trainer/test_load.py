@@ -126,7 +126,7 @@ def test_what_cannot_be_loaded() -> None:
     trained = train()
     assert trained.checkpoint_dir is not None
     shutil.copytree(trained.checkpoint_dir / "step-00000004", "alone")
-    with pytest.raises(HooklineError, match="alone belongs to no run, so there is no config"):
+    with pytest.raises(HooklineError, match="alone does not belong to a run, so there is no config"):
         Trainer.load("alone")
     assert Trainer.load("base", checkpoint="alone", device="cpu").validate() == measured(trained.run_dir)
     with pytest.raises(RecordError, match="no run in runs/ has this path, id or name"):

@@ -245,7 +245,7 @@ def test_a_name_that_the_step_uses_too() -> None:
     def step(model: nn.Module, batch: Batch) -> dict[str, Any]:
         return {"loss": hidden(model, batch), "accuracy": 1.0}
 
-    with pytest.raises(TrainingError, match="'accuracy' is also what the step returns beside the loss; rename one"):
+    with pytest.raises(TrainingError, match="'accuracy' is also returned by the step besides the loss; rename one"):
         make_trainer({"accuracy": right}, step_fn=step, loss_fn=None).validate(labeled(2))
 
 

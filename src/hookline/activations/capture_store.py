@@ -164,7 +164,7 @@ class CaptureStore:
             size = _storage_bytes([state])
             if size > limit:  # reported, because an empty list looks like a hook that never fired
                 self._too_big.add(state.name)
-                why = f"one state takes {size / 2**20:.3g} MB, and memory_limit_mb is {limit / 2**20:.3g} for all"
+                why = f"one state takes {size / 2**20:.3g} MB, but memory_limit_mb is {limit / 2**20:.3g} for all"
                 logger.warning("hook %r keeps no captures of %r: %s", state.hook, state.name, why)
 
     def pop_all(self, hook: str) -> list[CapturedState]:

@@ -222,7 +222,7 @@ class Debug(BuiltInForwardHook):
         trainer: RunControl | None,
         gradient: torch.Tensor,
     ) -> None:
-        """Check a gradient when backward has computed it; what a function raises is a failure of the hook."""
+        """Check a gradient when backward has computed it; an exception in a function is a failure of the hook."""
         if not entry.enabled or all(entry is not other for other in self._registry.entries("forward")):
             return  # The hook was disabled or removed since the forward pass.
         try:

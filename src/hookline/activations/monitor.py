@@ -315,7 +315,7 @@ class Monitor(BuiltInForwardHook):
             self._collect(wait=True)
             dead = self._dead_units.by_module()
         if name not in dead:
-            raise HooklineError(f"no units have been counted yet in {name!r} yet; {nearest(name, dead)}")
+            raise HooklineError(f"no units of {name!r} have been counted yet; {nearest(name, dead)}")
         return [int(unit) for unit in dead[name].nonzero().flatten().tolist()]
 
     # ---- from the device to the record -------------------------------------------------------------------------------

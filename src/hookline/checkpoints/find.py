@@ -43,7 +43,7 @@ def find_checkpoint(path: Path) -> Found:
             raise CheckpointError(f"{path} does not exist; pass the path of a run or of a checkpoint")
         if path.is_file():
             what = f"{path} is a file, but a checkpoint is a directory"
-            raise CheckpointError(f"{what}; load files of torch.save with model.load_state_dict(torch.load(…))")
+            raise CheckpointError(f"{what}; load files from torch.save with model.load_state_dict(torch.load(…))")
         raise CheckpointError(f"{directory} has no checkpoint; the hook `checkpoint` saves them")
     return Found(newest, problems)
 
@@ -59,7 +59,7 @@ def has_no_checkpoint_yet(source: Path | Found) -> bool:
 def _missing(directory: Path, newest: SavedCheckpoint | None) -> list[str]:
     """Return a sentence about the newest checkpoint that the record names, if it is newer than `newest` and gone.
 
-    Retention never deletes the newest one, so another program did.
+    Retention never deletes the newest one, so another program must have done it.
     """
     recorded = _newest_recorded(directory)
     if recorded is None:
@@ -73,7 +73,7 @@ def _missing(directory: Path, newest: SavedCheckpoint | None) -> list[str]:
 
 
 def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
-    """Return step and path of the newest checkpoint of which events.jsonl says that it was saved, if any."""
+    """Return step and path of the newest checkpoint that was saved according to events.jsonl, if any."""
     newest: tuple[int, Path] | None = None
     events = directory.parent / EVENTS_FILE
     for event in read_jsonl(events)[0] if directory.name == "checkpoints" and events.is_file() else []:
@@ -82,7 +82,7 @@ def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
             continue
         if kind == "checkpoint_saved" and Path(path).parent.name == directory.name:
             newest = step, directory / Path(path).name  # the run may have been moved since
-        elif kind == "checkpoint_loaded" and newest is not None and newest[0] > step:  # it was set aside then
+        elif kind == "checkpoint_loaded" and newest is not None and newest[0] > step:  # it was moved aside in that case
             newest = None
     return newest
 

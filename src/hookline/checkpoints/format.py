@@ -110,7 +110,7 @@ def safetensors_parts(tensors: Mapping[str, torch.Tensor], shards: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A value that was encoded before, by the same encoder."""
+    """A value that the same encoder has already encoded."""
 
     value: Any
 
@@ -122,7 +122,7 @@ class Encoder:
 
     Args:
         with_shards: Whether to accept DTensors. Their parts on this rank are stored, and listed in `shards`; a part
-            that another rank saves is listed there only.
+            that another rank saves is only listed there.
     """
 
     def __init__(self, with_shards: bool = False) -> None:
@@ -137,7 +137,7 @@ class Encoder:
     def add(self, name: str, read: Callable[[], Any]) -> Any:
         """Add what a function returns to a section, unless that is None, and return it.
 
-        Nothing remains of what cannot be saved.
+        A value that cannot be saved leaves nothing behind.
         """
         tree, before = read(), (dict(self.tensors), dict(self.shards), dict(self._entries))
         try:
@@ -149,7 +149,7 @@ class Encoder:
         return tree
 
     def section(self) -> Section:
-        """Return the section of what was added."""
+        """Return the section of the values that were added."""
         return Section(self.encode(self.items, ()), self.tensors, self.shards)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -333,7 +333,7 @@ class _Decoder:
         if kind in _SIMPLE_KINDS:
             return _SIMPLE_KINDS[kind](value)
         if kind == "tensor":
-            # One object for every place that names it; stored bytes get their dtype and shape back once.
+            # One object for every place that refers to it; the dtype and shape of stored bytes are restored once.
             if value not in self._views:
                 stored = self._tensors[value]
                 is_bytes = "dtype" in node
@@ -354,7 +354,7 @@ class _Decoder:
 
 
 def _array(data: bytes, dtype: str, shape: list[int]) -> Any:
-    """Make a writable array of these bytes."""
+    """Make a writable array from these bytes."""
     kind, size = numpy.dtype(dtype), math.prod(shape)
     fits = size * kind.itemsize == len(data) if kind.itemsize else size <= 1
     if kind.hasobject or not fits:  # checked before memory is allocated, because a file may claim any shape

@@ -20,7 +20,7 @@ _MAX_NAMED = 3  # parameters that an error names
 
 
 def frozen_parameters(model: torch.nn.Module) -> Fingerprints:
-    """Return the fingerprints of the parameters that need no gradient now; an optimizer may own them.
+    """Return the fingerprints of the parameters that currently need no gradient; an optimizer may own them.
 
     Parameters in shards are left out: no rank has all of their bits.
     """
@@ -35,7 +35,7 @@ def fill_in_frozen(model: torch.nn.Module, saved: Mapping[str, Any], left_out: F
     """Return a saved state of a model with the frozen parameters that were left out, taken from the model itself.
 
     Raises:
-        CheckpointError: If the model does not have them, or has others under their names.
+        CheckpointError: If the model lacks them, or has different ones under their names.
     """
     params = plain_parameters(model, remove_duplicate=False)
     problems = [problem for name, then in left_out.items() if (problem := _difference(name, params.get(name), then))]

@@ -1,7 +1,7 @@
 """Make checkpoint names from templates such as ``epoch_{epoch}_loss_{val/loss:.2f}``.
 
 Templates come from config files and metrics may have any name. Fields are therefore looked up and never evaluated,
-formats are short, and no value can make a name lead out of the directory.
+formats are short, and no value can make a name point outside the directory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NameTemplate:
             if field is not None:
                 name += f"{field}=" if self.with_names else ""
                 name += format(values[field], form) if field in values else "none"
-        # Metrics may have any name and value, so what was filled in is checked again.
+        # Metrics may have any name and value, so the resulting name is checked again.
         safe = _UNSAFE.sub("_", name)[:MAX_LENGTH]
         return f"_{safe}" if safe.startswith(".") or safe in RESERVED else safe
 
@@ -76,7 +76,7 @@ class NameTemplate:
 
 def _accepts(field: str, form: str) -> bool:
     """Return whether a field's value accepts the format: epoch and step are integers, metrics are floats."""
-    if not _FORMAT.fullmatch(form):  # first: a width of ten digits would take gigabytes
+    if not _FORMAT.fullmatch(form):  # checked first: a width of ten digits would take gigabytes
         return False
     try:
         format(1 if field in COUNTERS else 1.0, form)

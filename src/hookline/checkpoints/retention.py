@@ -74,7 +74,7 @@ def delete_checkpoints(
         directory: Where they are.
         names: Those to delete.
         trusted: Names of checkpoints that this process wrote itself; their bytes are not read again.
-        keep_previous: Whether to keep the one before the newest, too, because the crash after which it is needed may
+        keep_previous: Whether to keep the one before the newest, too, because the crash that makes it necessary may
             have torn the newest.
 
     Returns:
@@ -106,7 +106,7 @@ def update_link(link: Path, name: str) -> None:
     """Make `link` a symbolic link to `name` in the same directory; readers see the old target or the new one."""
     if link.is_symlink() and os.readlink(link) == name:  # noqa: PTH115 - the text, not a path
         return
-    # A link cannot be overwritten. Renaming a new one over it leaves no moment without a link.
+    # A link cannot be overwritten in place. Renaming a new one over it means that there is always a link.
     temporary = temporary_name(link)
     temporary.symlink_to(name, target_is_directory=True)
     temporary.replace(link)

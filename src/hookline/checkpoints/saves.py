@@ -38,8 +38,8 @@ Result = TypeVar("Result")
 class HostMemory:
     """Host memory for one snapshot, reused by the next.
 
-    Memory that is new to the process costs about three times as much as the copying, and pinned memory more. A snapshot
-    is therefore valid only until the next one is taken.
+    Memory that is new to the process costs about three times as much as the copying, and pinned memory even more. A
+    snapshot is therefore valid only until the next one is taken.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class SharedSave:
     Args:
         ranks: The ranks; all of them make the save at the same point.
         directory: The directory of the run's checkpoints.
-        name: The checkpoint's name; rank 0's counts.
+        name: The checkpoint's name; only rank 0's is used.
         sections: The sections of this rank.
         meta: The checkpoint's meta.
         alike: The parts that rank 0 saves for all ranks.
@@ -176,10 +176,10 @@ Save = OneSave | SharedSave
 
 
 def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
-    """Do something on every rank, and return this rank's result if none has failed.
+    """Call a function on every rank, and return this rank's result if no rank has failed.
 
     Raises:
-        CheckpointError: If it fails on a rank with such an error, on all ranks with the same text.
+        CheckpointError: On all ranks, with the same message, if it fails with such an error on one.
         RankError: On the other ranks, if it fails on one with another error, which that rank raises itself.
     """
     failure: Exception | None = None
@@ -190,7 +190,7 @@ def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
     if failure is not None and ranks.world_size == 1:
         raise failure
     if ranks.decide(failure is not None):
-        # A hook's failure ends the run whatever `on_save_error` says, so it is another error on the other ranks, too.
+        # A hook's failure ends the run whatever `on_save_error` says, so the other ranks raise a different error, too.
         is_of_saving = isinstance(failure, CheckpointError) and not hook_notes(failure)
         answers = ranks.gather(None if failure is None else [error_text(failure), is_of_saving])
         failed = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
@@ -204,7 +204,7 @@ def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 
 def _first(ranks: Ranks, make: Callable[[], Any]) -> Any:
-    """Return what rank 0 makes; if it fails there with `CheckpointError`, raise that on all ranks."""
+    """Return the result of rank 0; if it fails there with `CheckpointError`, raise that on all ranks."""
     made = on_all(ranks, lambda: make() if ranks.rank == 0 else None)
     return ranks.first(lambda: made)
 
@@ -230,7 +230,7 @@ def without_alike(sections: Mapping[str, Section], alike: Alike) -> dict[str, Se
 
 
 def _marks(sections: Mapping[str, Section], alike: Alike) -> dict[str, list[Any]]:
-    """Return hashes of what other ranks compare with theirs: of each section's JSON, and of its whole tensors."""
+    """Return hashes that other ranks compare with theirs: of each section's JSON, and of its whole tensors."""
     marks: dict[str, list[Any]] = {}
     for name, section in sections.items():
         if (same := alike.get(name, ())) is not None:
@@ -244,9 +244,9 @@ def _whole(section: Section) -> dict[str, torch.Tensor]:
 
 
 def _differing(sections: Mapping[str, Section], marks: Mapping[str, Any], rank: int) -> dict[str, Section]:
-    """Return what a rank has to save: its shards, and the rest of each section where it differs from rank 0's.
+    """Return the parts that a rank must save: its shards, and the rest of each section where it differs from rank 0's.
 
-    Tensors that differ get names of this rank, because the names of a section are those of all ranks together.
+    Tensors that differ get names of this rank, because a section has the names of all ranks together.
     """
     differing = {}
     for name, section in sections.items():

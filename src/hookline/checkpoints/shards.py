@@ -1,4 +1,4 @@
-"""Tensors that the ranks of a run hold in shards: the part that a rank saves, and reading any part of them again.
+"""Tensors that the ranks of a run hold in shards: the part that a rank saves, and how to read any part of them.
 
 The shards of a tensor lie under one name in several safetensors files. The header of each file says where its parts
 begin, as torch's `HuggingFaceStorageWriter` writes it, so `HuggingFaceStorageReader` reads the files, too.
@@ -45,7 +45,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class LocalPart:
-    """The part of a DTensor that this rank holds, as a plain tensor; a checkpoint saves it as it saves the DTensor."""
+    """The part of a DTensor that this rank holds, as a plain tensor; a checkpoint saves it like the DTensor."""
 
     tensor: torch.Tensor
     shard: Shard
@@ -82,7 +82,7 @@ def like(value: Any, target: Any) -> Any:
 
     Args:
         value: A whole tensor, a DTensor or a `LocalPart`.
-        target: The tensor of the model. A value of another shape is returned unchanged.
+        target: The tensor of the model. A value with a different shape is returned unchanged.
     """
     if not is_sharded(target) or is_sharded(value):
         return value
@@ -159,11 +159,11 @@ Like = Callable[[str, bool], torch.Tensor | None]
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a section, of one or several files; each is read when it is asked for.
+    """The tensors of a section, from one or several files; each is read when it is needed.
 
     Args:
         files: The safetensors files.
-        like: Tells which tensors are read as shards; without it all are read whole.
+        like: Returns the tensor whose sharding a saved one takes; without it, all are read whole.
     """
 
     def __init__(self, files: Sequence[Path], like: Like | None = None) -> None:

@@ -3,7 +3,7 @@
 A checkpoint is a directory with a safetensors file per section, ``state.json`` and ``manifest.json``, which lists the
 size and sha256 of every file. It is written under a temporary name, synced and renamed: it exists whole or not at all.
 
-For a run on several ranks, rank 0's files are the same, except that shards of tensors are in a file per section and
+For a run with several ranks, rank 0's files are the same, except that shards of tensors are in a file per section and
 rank, ``model.rank-00001.safetensors``. Other state of a rank that differs from rank 0's is in that file and in
 ``state.rank-00001.json``.
 """
@@ -70,7 +70,7 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
         directory: The directory of the run's checkpoints; created if it does not exist.
         name: The checkpoint's name; -1, -2 … is appended if it is taken, nothing is overwritten.
         sections: Trees of state by name, each with its own safetensors file, or a snapshot of them.
-        meta: A small tree without tensors; its ``step`` orders the checkpoints.
+        meta: A small tree without tensors; checkpoints are ordered by its ``step``.
 
     Returns:
         The path of the new checkpoint.
@@ -106,7 +106,7 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
     with failing_as(f"cannot write checkpoint {name!r} in {directory}"):
         make_directory(directory)
         # Remove what killed processes left half-written, but not the files of living processes, including this one.
-        # Whether another host's process is alive is not known here.
+        # It is not known here whether another host's process is alive.
         for entry in directory.iterdir():
             match = _TEMPORARY.fullmatch(entry.name)
             if match and match[2] == _host() and not is_pid_alive(int(match[1])) and not entry.is_symlink():
@@ -134,7 +134,7 @@ def remove_temporary(temporary: Path) -> None:
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the sections and meta of a checkpoint, after every byte was verified against its manifest.
 
-    For a run on several ranks, these are rank 0's, with all tensors whole.
+    For a run with several ranks, these are rank 0's, with all tensors whole.
 
     Raises:
         CheckpointError: If the checkpoint is damaged.
@@ -190,7 +190,7 @@ class SavedCheckpoint:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def tensors(self, section: str, like: Like | None = None) -> SavedTensors:
-        """Return the tensors of a section, which are read when they are asked for.
+        """Return the tensors of a section, which are read when they are needed.
 
         Args:
             section: The section's name.
@@ -219,7 +219,7 @@ class SavedCheckpoint:
     # ---- verifying ---------------------------------------------------------------------------------------------------
 
     def verified(self) -> SavedCheckpoint:
-        """Return it after every byte was verified, once. Raises `CheckpointError` if it is damaged."""
+        """Return it, after verifying every byte once. Raises `CheckpointError` if it is damaged."""
         if self.problems:
             problems = "; ".join(self.problems)
             raise CheckpointError(f"checkpoint {self.path} is damaged ({problems}); use a different checkpoint")
@@ -307,10 +307,10 @@ def newest_good(directory: Path) -> tuple[SavedCheckpoint | None, list[str]]:
 
 
 def set_aside_later(directory: Path, step: int) -> list[str]:
-    """Move checkpoints of later steps to ``abandoned/`` beside the directory, and return their new paths.
+    """Move checkpoints of later steps to ``abandoned/`` next to the directory, and return their new paths.
 
-    A run that resumes from an earlier step never reaches them: left in place, the newest checkpoint would be one that
-    the run did not come from. Nothing is deleted.
+    A run that resumes from an earlier step never reaches them: if they stayed in place, the newest checkpoint would not
+    be one that the run came from. Nothing is deleted.
     """
     later = [checkpoint.path for checkpoint in checkpoints_in(directory) if checkpoint.age_key[0] > step]
     if not later:
@@ -324,7 +324,7 @@ def set_aside_later(directory: Path, step: int) -> list[str]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name beside `path`; it names process and host, so that a killed save can be recognized."""
+    """Return a hidden name next to `path`; it names process and host, so that a killed save can be recognized."""
     return path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}@{_host()}")
 
 
@@ -356,8 +356,8 @@ def write_part(
     """
     files = dict[str, list[Part]]()
     for name, section in sections.items():
-        # Whole tensors of rank 0 are in the file that a run in one process writes; a file of shards has another name,
-        # so that nothing takes it for the whole model.
+        # Whole tensors of rank 0 are in the file that a run in one process writes; a file of shards has a different
+        # name, so that nothing mistakes it for the whole model.
         whole = {key: tensor for key, tensor in section.tensors.items() if rank == 0 and key not in section.shards}
         other = {key: tensor for key, tensor in section.tensors.items() if key not in whole}
         if whole:
@@ -374,8 +374,8 @@ def write_part(
         check_size(directory / name, len(text), size_limit(name))
     except OSError as error:
         raise CheckpointError(explain(directory / name, error)) from error
-    # Hash the memory, not the files: a disk may already have changed those. Hashing takes as long as writing, so
-    # threads do it meanwhile, the largest file first; with a core to spare it costs no time.
+    # Hash the memory, not the files, because the disk may already have changed them. Hashing takes as long as writing,
+    # so threads do it at the same time, starting with the largest file; with a core to spare it costs no time.
     sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="hookline-sha256") as threads:
         hashes = dict[str, Future[str]]()

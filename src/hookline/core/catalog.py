@@ -260,7 +260,7 @@ class Events:
         "grads state=own_state step epoch model",
         kind="update",
         order="grads state",
-        fires="every optimizer step that is not left out",
+        fires="every optimizer step that is not skipped",
         gradients="complete, unscaled, reduced; as the update hooks before this one left them",
         needs="has_unscaled_gradients",
     )

@@ -56,7 +56,7 @@ def read_hook(
     cls = type(instance)
     is_called = isinstance(instance, Hook) and any(getattr(cls, name) is not getattr(Hook, name) for name in METHODS)
     if isinstance(instance, Mapping):
-        raise RegistrationError("a dict is not a hook; put it into a config of hooks, such as {'lifecycle': [{…}]}")
+        raise RegistrationError("a dict is not a hook; put it into a hooks config, such as {'lifecycle': [{…}]}")
     if not listeners and not is_called:
         raise RegistrationError(
             f"{getattr(instance, '__name__', cls.__name__)!r} listens to no event: give a function its event "

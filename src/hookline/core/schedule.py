@@ -154,7 +154,7 @@ class Schedule:
         here = f"{path}." if path else ""
         period = None if every is None else Quantity.parse(every, f"{here}every")
         if period is not None and period.amount <= 0:
-            raise ConfigError(f"{here}every", f"{every!r} is never due; the smallest is 1")
+            raise ConfigError(f"{here}every", f"{every!r} is never due; the minimum is 1")
         given = () if at is None else at if isinstance(at, (list, tuple)) else (at,)
         points = tuple(Quantity.parse(point, f"{here}at") for point in given)
         if any(point.amount <= 0 for point in points):

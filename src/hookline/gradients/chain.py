@@ -276,7 +276,7 @@ class ChainItem:
         self._check_cost.add(perf_counter_ns() - began)
         if bad and (were_finite or all(_finite([grad for grad in before.values() if grad is not None]))):
             count = f" ({len(bad)} parameters in all)" if len(bad) > 1 else ""
-            raise GradientError(f"made the gradient of {bad[0]!r}{count} non-finite, which was finite before")
+            raise GradientError(f"made the gradient of {bad[0]!r}{count} non-finite, although it was finite before")
 
 
 def _finite(tensors: list[torch.Tensor]) -> list[bool]:

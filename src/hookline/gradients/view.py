@@ -281,16 +281,16 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
         raise GradientError(f"{name!r}: returned a gradient that still has a graph; detach it")
     if is_sharded(gradient) != is_sharded(param):
         kinds = ("a DTensor", "plain") if is_sharded(gradient) else ("a plain tensor", "a DTensor")
-        raise GradientError(f"{name!r}: returned {kinds[0]}, the parameter is {kinds[1]}")
+        raise GradientError(f"{name!r}: returned {kinds[0]}, but the parameter is {kinds[1]}")
     for fact in ("shape", "dtype", "device", "device_mesh", "placements"):
         expected, actual = getattr(param, fact, None), getattr(gradient, fact, None)
         if expected != actual:
             shown = [tuple(value) if isinstance(value, torch.Size) else value for value in (actual, expected)]
-            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
+            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, but the parameter has {shown[1]}")
     layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
     if gradient.layout not in layouts:
         allowed = " or ".join(sorted(map(str, layouts)))
-        raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {allowed}")
+        raise GradientError(f"{name!r}: returned layout {gradient.layout}, but the gradient has {allowed}")
 
 
 class Transform(UpdateHook):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hookline.run.run import Run
 
 SaveName = str | Callable[[], str] | None
-"""The name of a checkpoint, a function that is called for it when it is written, or None for that of its step."""
+"""The name of a checkpoint, a function that returns it when it is written, or None for the name of its step."""
 
 
 class Agreement:
@@ -30,11 +30,11 @@ class Agreement:
     # ---- requests of hooks and signals -------------------------------------------------------------------------------
 
     def request_stop(self, stop: Stop) -> None:
-        """Stop the run, once all ranks know of it."""
+        """Stop the run, once all ranks know about it."""
         self._run.run_status.stops.append(stop)
 
     def request_save(self, name: SaveName) -> bool:
-        """Write a checkpoint, once all ranks know of it; return whether that may be before the next boundary."""
+        """Write a checkpoint, once all ranks know about it; return whether that may be before the next boundary."""
         self._run.save_at_boundary(name)
         return True
 
@@ -56,7 +56,7 @@ class Agreement:
         Args:
             name: The attribute.
             value: The assigned value, as an error names it.
-            by: The hook that did so; None if it was none.
+            by: The hook that assigned it; None if no hook did.
         """
 
     # ---- in the order of a run ---------------------------------------------------------------------------------------
@@ -65,11 +65,11 @@ class Agreement:
         """Check that the ranks have the same options and hooks, before the run has a record."""
 
     def record_of_ranks(self, record: Record) -> Record:
-        """Return the record of the run, which brings together the numbers of all ranks."""
+        """Return the record of the run, which combines the numbers of all ranks."""
         return record
 
     def begin_run(self) -> None:
-        """Forget what was requested in the last run."""
+        """Forget the requests of the last run."""
 
     def restored(self) -> None:
         """Take over the counters of a checkpoint that was loaded."""
@@ -79,7 +79,7 @@ class Agreement:
         return compute
 
     def before_epoch(self, loaders: Any, epoch: int) -> None:
-        """Check that the ranks have equally many batches, and shuffle them alike."""
+        """Check that the ranks have the same number of batches, and make them shuffle in the same way."""
 
     def batches(self, batches: Iterable[Any], loaders: Any) -> Iterable[Any]:
         """Return the batches of an epoch; the first ones of the ranks are compared."""
@@ -90,7 +90,7 @@ class Agreement:
         return self._run.progress.tokens_seen
 
     def before_update(self) -> None:
-        """Decide whether the step is skipped because a hook has asked for it on some rank."""
+        """Decide whether the step is skipped because a hook has requested it on some rank."""
 
     def before_optimizer(self) -> None:
         """Decide again after the update chain, if a hook may ask for it there."""
@@ -100,7 +100,7 @@ class Agreement:
         self._run.log(name, value)
 
     def average_stats(self) -> None:
-        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them.
+        """Combine means, latest values and the step's loss over all ranks, wherever hooks decide by them.
 
         That is before a validation and at the end of an epoch, which all ranks reach.
         """
@@ -113,23 +113,23 @@ class Agreement:
         return math.inf
 
     def after_step(self, step: int) -> None:
-        """Carry out what the ranks have agreed on, and send what was requested if it is time to agree."""
+        """Carry out agreed requests, and send new ones if it is time to agree."""
 
     def after_validation(self) -> None:
-        """Exchange what the ranks have recorded; all of them call this."""
+        """Exchange the numbers that the ranks have recorded; all of them call this."""
 
     def after_epoch(self, read: int, expected: int | None) -> None:
-        """Check that the ranks have read equally many batches: `read` of those that were `expected`."""
+        """Check that all ranks have read the same number of batches: `read`, of those `expected`."""
 
     def settle(self) -> None:
-        """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
+        """Wait until all ranks know all requests, and carry them out: at the start, between epochs, at the end."""
 
     def end_epoch(self) -> None:
-        """Agree on what was requested, and write what was recorded."""
+        """Agree on requests, and write the recorded numbers."""
         self._run.step_log.flush()
 
     def after_train_end(self) -> None:
-        """Carry out what hooks have asked for in on_train_end, which all ranks know only now."""
+        """Carry out requests that hooks made in on_train_end, which all ranks learn about only now."""
 
     def count_once(self, count: Number) -> Number:
         """Return what this rank adds to a count over all ranks: nothing if a lower rank has the same batches."""

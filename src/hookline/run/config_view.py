@@ -12,7 +12,7 @@ from hookline._words import nearest
 class ConfigView(dict[str, Any]):
     """The values of a config, to be read as ``config.checkpoint.dir`` and as ``config["checkpoint"]["dir"]``.
 
-    It is a copy: to change an option, change it before the trainer is made.
+    It is a copy: to change an option, change it before the trainer is created.
     """
 
     def __getattribute__(self, name: str) -> Any:

@@ -133,7 +133,7 @@ class RunControl(RunView):
         self.record.share(part)
 
     def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the means over the ranks of numbers of the current step; with several, all must call it, and wait."""
+        """Return the means over the ranks of numbers of the current step; with several, all must call it and wait."""
         window = self.accumulation
         weighted = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
         added = {name: numbers.tolist() for name, numbers in self.ranks.add_up(weighted).items()}
@@ -212,7 +212,7 @@ class RunControl(RunView):
 
     @contextmanager
     def other_batches(self, phase: str) -> Iterator[None]:
-        """Run other batches than the training batch, in eval mode; its arguments and random streams are preserved.
+        """Run batches other than the training batch, in eval mode; its arguments and random streams are preserved.
 
         Args:
             phase: The `phase` that hooks see inside the block.
@@ -236,7 +236,7 @@ class RunControl(RunView):
         Args:
             random_state: The random streams that every call starts from, as `random_state` returned them.
         """
-        model = self.engine.eval_model(self.model)  # a wrapper would wait for ranks that do not run this batch
+        model = self.engine.eval_model(self.model)  # a wrapper would wait for other ranks, which do not run this batch
         compute = self.compute_again(model) if self.reruns_batches else None
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
@@ -259,7 +259,7 @@ class RunControl(RunView):
                         buffer.copy_(copy)
 
     def compute_again(self, model: torch.nn.Module) -> Callable[[Any], torch.Tensor]:
-        """Return what computes the loss of a batch with a model, for `rerunning`."""
+        """Return the function that computes the loss of a batch with a model, for `rerunning`."""
         raise HooklineError(f"a run in {type(self).__name__} cannot run a batch again: it does not know the loss")
 
 

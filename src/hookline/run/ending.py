@@ -32,7 +32,7 @@ def _only_warns() -> Iterator[None]:
 
 
 def judge_run(run: Run) -> tuple[RunSummary | None, Mapping[str, Any] | None]:
-    """Read what the record of a run has written so far, and judge it."""
+    """Read the record of a run as far as it is written, and judge it."""
     path = None if run.record.is_tentative else run.record.path
     if not run.writes_report or path is None or run.ranks.rank:
         return None, None
@@ -62,7 +62,7 @@ def report_run(run: Run, summary: RunSummary) -> None:
 
 
 def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
-    """Return what is printed after the run: outcome, duration, and everything that went wrong.
+    """Return the text to print after the run: outcome, duration, and everything that went wrong.
 
     If the run completed but is not healthy, a line before it says why.
     """

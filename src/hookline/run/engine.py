@@ -38,7 +38,7 @@ class Engine:
         self.moves = device.type != "cpu"
 
     def first_with_batch(self, rank: int) -> int:
-        """Return the lowest rank that has this rank's batches: it counts them, and all of these draw alike."""
+        """Return the lowest rank that has this rank's batches: it counts them; these ranks draw equal numbers."""
         return rank
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -61,13 +61,13 @@ class Engine:
         return model
 
     def free_whole_weights(self, model: torch.nn.Module) -> None:
-        """Free what a forward pass without a backward pass leaves behind: whole weights, which the next one would use.
+        """Free the whole weights that a forward pass leaves for a backward pass; the next forward pass would use them.
 
         Does nothing unless the model is sharded.
         """
 
     def sync_gradients(self, model: Any, is_last: bool) -> None:
-        """Prepare for a micro-batch: gradients are reduced over the ranks after the last one of a step only."""
+        """Prepare for a micro-batch: gradients are reduced over the ranks only after the last one of a step."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass, scaled if the precision needs it."""

@@ -22,7 +22,7 @@ CHUNK = 64  # losses or metrics that are added up at once
 class EpochStats:
     """Means over the micro-batches of one epoch, and the newest value of every metric of a step.
 
-    The metrics are the losses of each of several loaders and the numbers that `step_fn` returns beside the loss.
+    The metrics are the losses of each of several loaders and the numbers that `step_fn` returns besides the loss.
 
     Args:
         optional: Metrics for which a micro-batch may have no value; it is then NaN and left out of the mean.
@@ -32,7 +32,7 @@ class EpochStats:
         self._optional = optional
         self._pending: dict[str, list[Number]] = {LOSS: []}  # detached losses and metrics that are not in the sums yet
         self._sums: dict[str, Number] = {LOSS: 0.0}
-        self._counts: dict[str, torch.Tensor | float] = {LOSS: 0}  # with weights, sums of these
+        self._counts: dict[str, torch.Tensor | float] = {LOSS: 0}  # with weights, the sums of the weights
         self._non_finite: torch.Tensor | int = 0  # losses that are NaN or infinite
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self.began = -1  # the last step before the epoch
@@ -71,7 +71,8 @@ class EpochStats:
     def fold_chunks(self) -> None:
         """Add losses and metrics to the sums in chunks of a fixed size, and leave the rest.
 
-        A device adds up a chunk in its own order. So this may be called at any time without changing a bit of the sums.
+        A device adds up each chunk in its own order. This may therefore be called at any time without changing a bit of
+        the sums.
         """
         for name, values in self._pending.items():
             while len(values) >= CHUNK:
@@ -92,7 +93,7 @@ class EpochStats:
         total, counted = self._sums.get(name, 0.0), self._counts.get(name, 0)
         if any(not isinstance(value, torch.Tensor) or value.is_cpu for value in values):
             numbers, total = list(map(float, values)), float(total)
-            for number in numbers:  # one by one, so that no bit depends on when it was done
+            for number in numbers:  # one by one, so that no bit depends on when this is done
                 if not (is_optional and math.isnan(number)):
                     total, counted = total + number, counted + 1
             bad: torch.Tensor | int = sum(not math.isfinite(number) for number in numbers)
@@ -115,7 +116,7 @@ class EpochStats:
         return float(self._sums[name]) / count if count else math.nan
 
     def average_over_ranks(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
-        """Replace the means and latest values with those of all ranks, until something is added; all ranks must do so.
+        """Replace the means and latest values with those over all ranks, until something is added; all must do so.
 
         Args:
             ranks: The ranks.
@@ -143,7 +144,7 @@ class EpochStats:
                 means[_epoch_name(metric)] = mean
             else:  # Ranks may have measured a metric at different steps; they agree on the mean.
                 latest_of_ranks[metric] = round(steps[0] / steps[1]), mean
-        means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # the last, as it is recorded
+        means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # the last value, as it is recorded
         self._means_over_ranks, self._latest = means, latest_of_ranks
 
     @property
@@ -204,7 +205,7 @@ def _epoch_name(name: str) -> str:
 
 
 def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[str, Any]:
-    """Add up what `state_dict` returned on several ranks; the latest values are the first one's.
+    """Add up what `state_dict` returned on several ranks; the latest values are those of the first rank.
 
     Args:
         states: The states by rank.

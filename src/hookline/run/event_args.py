@@ -34,7 +34,7 @@ _OF_BATCH = (
 
 
 # A number that stays on its device until it is first read; everything that holds the list shares the read. Every step
-# makes one, and making an object of a class takes three times as long.
+# creates one, and creating an instance of a class takes three times as long.
 DeviceNumber = list[torch.Tensor | float]
 
 
@@ -52,8 +52,8 @@ class EventArgs:
         self.batch: Any = None
         self.forget_loss()
         self.forget_step()
-        self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
-        # Of the model, until the batch ends, if a hook or a metric needs them; `UNKNOWN` where nothing tells.
+        self.step_metrics: dict[str, Any] = {}  # what step_fn returned besides the loss
+        # The model's, until the batch ends, if a hook or a metric needs them; `UNKNOWN` if they are not known.
         self.live_output: Any = UNKNOWN
         self.live_target: Any = UNKNOWN
         self.optimizer_idx = 0
@@ -81,7 +81,7 @@ class EventArgs:
         self.live_loss: torch.Tensor | None = None
         self.detached_loss: torch.Tensor | None = None
         self._loss: DeviceNumber = [math.nan]
-        self._metrics: dict[str, Any] | None = None  # made when a hook names them
+        self._metrics: dict[str, Any] | None = None  # created when a hook names them
 
     def set_loss(self, loss: torch.Tensor) -> None:
         """Set the loss of the batch that runs, with its graph."""
@@ -91,7 +91,7 @@ class EventArgs:
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
-    # Made of attrgetter, these cost no Python call: a hook that names `step` reads it at every event.
+    # With attrgetter, these cost no Python call: a hook that names `step` reads it at every event.
     step = property(attrgetter("progress.step"))
     epoch = property(attrgetter("progress.epoch"))
     batch_idx = property(attrgetter("source.batch_idx"))
@@ -177,8 +177,8 @@ class EventArgs:
 
     def end_run(self, reason: str) -> None:
         """Set the reason for on_train_end, and release the graph of the last loss, which stays readable."""
-        self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed one
-        self.live_output = self.live_target = UNKNOWN  # They may be those of a failed batch.
+        self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed run
+        self.live_output = self.live_target = UNKNOWN  # These may belong to a failed batch.
         self.live_loss = self.detached_loss
 
     def set_checkpoint(self, path: str, resumed: bool = False) -> None:
@@ -190,7 +190,7 @@ class EventArgs:
     def forget_step(self) -> None:
         """Forget the last step: another one begins, or the counters were restored."""
         self.micro_batches: list[MicroBatch] = []  # The micro-batches of this step; empty if a step is one micro-batch.
-        self.skip_reason: str | None = None  # if the optimizers are not to step
+        self.skip_reason: str | None = None  # if the optimizers must not step
         self.overflowed = False  # whether the step is skipped because its scaled gradients overflowed
         self._norm: DeviceNumber | None = None  # The norm of the step's gradients.
         self._clipped: torch.Tensor | float | None = None  # the norm before the last clipping
@@ -221,7 +221,7 @@ class EventArgs:
         return single_numbers({key: value for key, value in self._metrics.items() if key not in measured})
 
     def forget_epoch(self) -> None:
-        """Have no metrics of an epoch: they are made when a hook names them."""
+        """Drop the metrics of the epoch: they are computed when a hook names them."""
         self._epoch_metrics: dict[str, Any] | None = None
         self._measured: frozenset[str] = frozenset()
 
@@ -229,7 +229,7 @@ class EventArgs:
     def epoch_metrics(self) -> dict[str, Any]:
         """The epoch's means, the newest values of training, and a validation after its last step: one dict per event.
 
-        Of other validations nothing is here, because a run that resumes after them would not have it.
+        Nothing from other validations is included, because a run that resumes after them would not have it.
         """
         if self._epoch_metrics is None:
             (step, validated), loss = self.validated, {}
@@ -279,7 +279,7 @@ class EventArgs:
         return self.detached_loss
 
     def loss_of_step(self) -> DeviceNumber:
-        """Return the same, on its device until it is read; the loss of the only micro-batch is read once for both."""
+        """Return the step's loss, on its device until it is read; a single micro-batch's loss is read once for both."""
         return [self.window_tensor()] if len(self.micro_batches) > 1 else self._loss
 
     @property
@@ -335,7 +335,7 @@ class EventArgs:
 
     @property
     def is_other_batch(self) -> bool:
-        """Whether another batch than the training batch runs: a validation, an inference or a replay."""
+        """Whether a batch other than the training batch runs: a validation, an inference or a replay."""
         return self._train_batch is not None
 
     @contextmanager
@@ -360,7 +360,7 @@ class EventArgs:
         """Count a validation that a hook, or the run itself, calls.
 
         A hook may validate inside a validation, but not inside the one that it called: its own event would call it
-        without end. The outermost validation is inside of none, whichever hook called it.
+        endlessly. The outermost validation is inside of none, whichever hook called it.
         """
         if caller in self.validating[1:]:
             who = "validate()" if caller is None else f"validate() by hook {caller!r}"
@@ -385,7 +385,7 @@ class GivenArgs:
         if hasattr(self._given, name):
             return getattr(self._given, name)
         if not self._args.trainer.knows(name):
-            raise MissingArgument(f"{name!r} was not passed")  # dispatch says to which hooks
+            raise MissingArgument(f"{name!r} was not passed")  # dispatch reports to which hooks
         return getattr(self._args, name)
 
 

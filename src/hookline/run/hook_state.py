@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hookline.core.registry import Registry
     from hookline.run.run import Run
 
-_PROBLEMS = {  # what events.jsonl says about a state, by what `Registry.load_state_dict` returns
+_PROBLEMS = {  # what events.jsonl says about a state, by the field that `Registry.load_state_dict` returns
     "without_hook": "no hook has this name",
     "without_state": "the checkpoint has no state for it",
 }
@@ -62,10 +62,10 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     hooks = run.hooks
 
     def note(kind: str, **fields: Any) -> None:
-        if not run.run_ended:  # then its record is closed
+        if not run.run_ended:  # in that case its record is closed
             run.record.event(kind, run.progress.step, **fields)
 
-    # Update hooks meet gradients on the device, so their state goes there, too; shards are there.
+    # Update hooks handle gradients on the device, so their state goes there, too; shards are already there.
     run.chain.restore(
         map_tensors(lambda tensor: tensor if is_sharded(tensor) else tensor.to(run.device), sections["update_state"])
     )

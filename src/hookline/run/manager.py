@@ -1,6 +1,6 @@
 """`HookManager`: the registry of hooks that users make. It fires events for a user's own loop, and watches models.
 
-`HookRegistry` is another name for it. `HookRunner` differs in the order of positional values.
+`HookRegistry` is another name for it. `HookRunner` differs only in the order of positional values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATE_KEYS = {
     "batch_idx": "current_batch_idx",
     "loss": "latest_loss",
 }
-"""Arguments that are read from `state` if it is passed."""
+"""Arguments that are read from `state` if that is passed."""
 
 
 class HookManager(ModelRegistry, Events):
@@ -87,7 +87,7 @@ class HookManager(ModelRegistry, Events):
             enable_intervention=enable_intervention,
         )
         self._run: Run | None = None
-        self._by_hand: UpdateByHand | None = None  # made for the first gradients that are passed by hand
+        self._by_hand: UpdateByHand | None = None  # created for the first gradients that are passed by hand
         if isinstance(hooks, (list, tuple, Iterator)):
             for hook in hooks:
                 self.register(hook)
@@ -144,7 +144,7 @@ class HookManager(ModelRegistry, Events):
         """Watch a model for a trainer, in whose run the hooks live from now on."""
         super().watch_for_trainer(model, args)
         before, self._run = self._run, args.trainer
-        if before is not None:  # a loop of the user's own, or another trainer
+        if before is not None:  # the user's own loop, or another trainer
             before.lose_hooks()
 
     # ---- events ------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
     if isinstance(state, Mapping):
         contained.update({name: state[key] for name, key in STATE_KEYS.items() if key in state})
     if ctx is not None:
-        # A user's own loop may pass any object that has some of the fields.
+        # A user's own loop may pass any object with some of the fields.
         contained.update(
             {item.name: getattr(ctx, item.name) for item in fields(StepContext) if hasattr(ctx, item.name)}
         )

@@ -29,7 +29,7 @@ class OutputReader:
         return model.register_forward_hook(store_output)  # type: ignore[no-any-return]
 
     def take(self, result: Any) -> Any:
-        """Return the first that exists: the step's 'output', the model's output, or `UNKNOWN`; it is not kept.
+        """Return the first that exists: the step's 'output', the model's output, or `UNKNOWN`; it is not stored.
 
         Args:
             result: The result of the step.
@@ -51,7 +51,7 @@ def find_target(result: Any, batch: Any) -> Any:
 
 
 def single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are one number: hooks may pass each other anything, but a record holds numbers."""
+    """Return the metrics that are one number: hooks may exchange anything, but a record contains only numbers."""
     return {key: value for key, value in metrics.items() if is_number(value)}
 
 
@@ -72,7 +72,7 @@ def as_python_number(value: Any) -> Any:
     if not is_numpy_number(value):
         return value
     number = value.item()
-    return number if isinstance(number, int) else float(number)  # the item of a longdouble is a longdouble
+    return number if isinstance(number, int) else float(number)  # the item of a longdouble is again a longdouble
 
 
 def detached_copy(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """`OwnLoop`: the run of a user's own loop, which fires its events by hand on a `HookManager`.
 
-A value that an event carries is taken as it is: step, batch_idx, epoch, tokens_seen and the loader. What no event says
-is counted: a micro-batch begins with the first inner event or forward pass after the last one ended, by
+A value that an event carries is taken as it is: step, batch_idx, epoch, tokens_seen and the loader. Anything that no
+event states is counted: a micro-batch begins with the first inner event or forward pass after the last one ended, by
 on_train_batch_end or on_step_end; each is a step, unless the loop fires on_step_end, which then ends the step.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookline.run.manager import HookManager
 
 ENDS = ("on_train_batch_end", "on_step_end")
-"""Events that end a micro-batch. They come in either order, and each once."""
+"""Events that end a micro-batch. They come in either order, once each."""
 PHASES = {
     "on_train_start": "train",
     "on_epoch_start": "train",
@@ -52,29 +52,29 @@ class OwnLoop(Run):
     """
 
     stops_itself = False
-    # If the loop fires the events of a validation:
+    # True if the loop fires the events of a validation:
     can_validate = knows_validation_batches = has_validation = validates_on_schedule = True
     warn_above = None
 
     def __init__(self, hooks: HookManager) -> None:
         self.hooks = hooks
-        self._trained: tuple[Any, int] = None, 0  # what `params` belong to: the model, and how many optimizers
+        self._trained: tuple[Any, int] = None, 0  # where `params` come from: the model, and the number of optimizers
         self._followed: Any = None  # the object that `watch` was given as the run
         self._followed_step: int | None = None  # the last step that a forward pass found in it
-        self._fires_step_end = False  # else each micro-batch is a step
+        self._fires_step_end = False  # otherwise each micro-batch is a step
         self._first_step = 0  # the step after which the loop began
         self._ended_by = set(ENDS)  # the events that have ended the micro-batch; none while it runs
         self._carried: dict[str, Any] = {}  # numbers, and the loader, that events of the micro-batch have carried
         self._decided: tuple[Any, ...] | None = None  # where the loop was when it was decided which hooks are due
         self._is_updating = False  # whether the event that is fired is on_update
-        self._outer_phase = "inference"  # in which the last validation began
+        self._outer_phase = "inference"  # the phase in which the last validation began
         super().__init__(None, [], hooks, engine=Engine(torch.device("cpu")), ranks=hooks.ranks)  # type: ignore[arg-type]
         self.event_args.phase = self._outer_phase
         self.run_status.begin()
         self.connection.callback(hooks.failures.subscribe(self._record_incident))
 
     def connect_hooks(self) -> None:
-        """Let forward hooks read where the loop is; an update chain is made with the first gradients."""
+        """Let forward hooks read where the loop is; an update chain is created with the first gradients."""
         dispatcher = self.hooks.dispatcher
         dispatcher.begin_batch = self.begin_forward
         dispatcher.run = self.event_args
@@ -85,7 +85,7 @@ class OwnLoop(Run):
         self.connection.close()
 
     def fires(self, event: Event) -> bool:
-        """Return True: the loop fires what it likes."""
+        """Return True: the loop fires any events it likes."""
         return True
 
     def follow(self, other: Any) -> None:
@@ -102,7 +102,7 @@ class OwnLoop(Run):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The same; reading it raises MissingArgument if no model is known."""
+        """The model; reading it raises MissingArgument if none is known."""
         if self.known_model is None:
             raise MissingArgument("the model of this loop is not known; pass model=… with an event, or watch(model)")
         return self.known_model
@@ -144,7 +144,7 @@ class OwnLoop(Run):
         """Do nothing: the loop clears its gradients."""
 
     def knows(self, name: str) -> bool:
-        """Return whether the run can tell an event argument that the loop does not pass."""
+        """Return whether the run knows an event argument that the loop does not pass."""
         args = self.event_args
         return (
             name in ALWAYS_KNOWN
@@ -206,7 +206,7 @@ class OwnLoop(Run):
             self.config = values["config"]
 
     def _before_event(self, name: str, values: Mapping[str, Any]) -> None:
-        """Begin or end what begins or ends with an event of the run, an epoch or a validation."""
+        """Begin or end the run, epoch or validation that begins or ends with an event."""
         progress, args = self.progress, self.event_args
         if name == "on_train_start":
             self._fires_step_end = False
@@ -240,7 +240,7 @@ class OwnLoop(Run):
         if name == "on_step_end" and not self._fires_step_end:
             self._fires_step_end = True
             if "step" not in self._carried:
-                self.progress.step = self._first_step + 1  # the micro-batches so far were all of one step
+                self.progress.step = self._first_step + 1  # so far, all micro-batches belonged to one step
         if "dataloader_name" in values and "loader" not in self._carried:
             self._carried["loader"] = values["dataloader_name"]
             self.progress.enter_loader(int(values.get("dataloader_idx", 0)), str(values["dataloader_name"]))
@@ -269,7 +269,7 @@ class OwnLoop(Run):
         progress = self.progress
         is_new = carried.get("epoch", progress.epoch) != progress.epoch
         starts_again = carried.get("batch_idx", progress.batch_idx + 1) <= progress.batch_idx
-        if progress.epoch_over or is_new or starts_again:  # An event need not have announced it.
+        if progress.epoch_over or is_new or starts_again:  # No event need have announced it.
             self._begin_epoch()
             progress.epoch = carried.get("epoch", progress.epoch)
         progress.step += self._step_is_over
@@ -280,10 +280,10 @@ class OwnLoop(Run):
         self.event_args.forget_step()
 
     def _decide_due_hooks(self) -> None:
-        """Decide which hooks are due, if the loop is at another place than when that was last decided."""
+        """Decide which hooks are due, if the loop has moved since that was last decided."""
         progress, scheduler = self.progress, self.hooks.scheduler
         place = progress.step, progress.batches, progress.epoch, progress.dataloader_name
-        # Its steps need not be consecutive, so that schedules cannot be counted down.
+        # Its steps need not be consecutive, so schedules cannot be counted down.
         if place != self._decided and (scheduler.groups is None or scheduler.groups):
             self.hooks.decide_due_hooks(progress, counts_down=False)
         self._decided = place
@@ -291,7 +291,7 @@ class OwnLoop(Run):
     def begin_forward(self) -> bool:
         """Begin the micro-batch that a forward pass is the first of; return whether it is."""
         if not self._ended_by and self._followed is None:
-            return False  # as for most calls of modules
+            return False  # as is true of most module calls
         with self.hooks.lock:  # several threads may run the model
             other = self._followed
             if other is None:
@@ -307,7 +307,7 @@ class OwnLoop(Run):
             return is_first
 
     def _after_event(self, name: str) -> None:
-        """End what ends with an event, once its hooks were called."""
+        """End whatever ends with an event, once its hooks were called."""
         progress = self.progress
         if name == "on_epoch_end":
             progress.end_epoch()

@@ -42,7 +42,7 @@ def trained_parameters(
 
 
 def is_finite(parameter: torch.Tensor) -> bool:
-    """Return whether this rank's part of a parameter holds no NaN and no infinity, as far as torch can tell."""
+    """Return whether this rank's part of a parameter has neither NaN nor infinity, as far as torch can tell."""
     try:
         return bool(local_tensor(parameter).isfinite().all())
     except Exception:  # torch has no such operation for the dtype, or the device is gone
@@ -50,9 +50,10 @@ def is_finite(parameter: torch.Tensor) -> bool:
 
 
 def was_trained(model: torch.nn.Module) -> bool:
-    """Return whether a model's weights come from an earlier training, as far as they tell.
+    """Return whether a model's weights seem to come from an earlier training.
 
-    Most of its parameters are frozen, or a normalization, which begins with equal weights, has different ones.
+    That is the case if most of its parameters are frozen, or if the weights of a normalization, which begin equal,
+    differ.
     """
     parameters = [*model.parameters()]
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters if not is_lazy(parameter)]

@@ -21,7 +21,7 @@ class Progress:
         self.step = 0  # optimizer steps begun
         self.steps_done = 0  # optimizer steps completed
         self.epoch = 0
-        self.epoch_over = False  # no batch of this epoch follows, and the next one has not begun
+        self.epoch_over = False  # the epoch has no further batch, and the next epoch has not begun
         self.batch_idx = -1  # micro-batches of this epoch, from 0
         self.batches_before = 0  # micro-batches of earlier epochs
         self.tokens_seen = 0  # by this rank
@@ -36,13 +36,13 @@ class Progress:
 
     # ---- the clock that schedules read -----------------------------------------------------------------------------
 
-    # Other names of the same counters; made of attrgetter, reading one costs no Python call.
+    # Other names of the same counters; with attrgetter, reading one costs no Python call.
     steps = property(attrgetter("step"))
     loader = property(attrgetter("dataloader_name"))
 
     @property
     def tokens(self) -> int:
-        """Tokens of all ranks, as far as they have agreed."""
+        """Tokens of all ranks, as of their last agreement."""
         return self._agreed_tokens if self._agreed_seconds is not None else self.tokens_seen
 
     @property
@@ -62,7 +62,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """The duration of the run, earlier attempts included; that of rank 0, as it was when ranks last agreed."""
+        """The duration of the run, including earlier attempts; rank 0's duration, as of the last agreement."""
         return self.own_seconds if self._agreed_seconds is None else self._agreed_seconds
 
     @property
@@ -87,7 +87,7 @@ class Progress:
         self.position, self.step = position, self.steps_done
 
     def set_agreed(self, seconds: float | None = None, tokens: int | None = None) -> None:
-        """Set the clock and the tokens that all ranks have agreed on, which schedules read; by default those saved."""
+        """Set the clock and the tokens that the ranks have agreed on, for schedules; by default the saved ones."""
         self._agreed_seconds = self._seconds_before if seconds is None else seconds
         self._agreed_tokens = self._agreed_tokens if tokens is None else tokens
 
@@ -104,7 +104,7 @@ class Progress:
     def enter_loader(self, index: int, name: str) -> None:
         """Note the loader that the next batch comes from, and count the batch if there are several loaders."""
         self.dataloader_idx, self.dataloader_name = index, name
-        if len(self._loader_names) != 1:  # a loop of the user's own has named none
+        if len(self._loader_names) != 1:  # a user's own loop has named none
             # A new dict each time: a checkpoint that is still being written may hold the old one.
             self.loader_batches = {**self.loader_batches, name: self.loader_batches.get(name, 0) + 1}
 
@@ -114,7 +114,7 @@ class Progress:
         return {**counters, "step": self.steps_done, "tokens_seen": self.tokens, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any], position: dict[str, Any] | None) -> None:
-        """Restore the counters and the position in the data. Raises `CheckpointError` for what is not a counter."""
+        """Restore the counters and the position in the data. Raises `CheckpointError` if one is not a counter."""
         is_of: dict[str, Any] = {"epoch_over": bool, "loader_batches": dict, "seconds": (int, float)}
         for name in (*self.SAVED, "seconds"):
             if not isinstance(state[name], is_of.get(name, int)):

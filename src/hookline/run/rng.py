@@ -42,8 +42,8 @@ def seed_everything(seed: int) -> None:
 def seed_rank(seed: int | None, rank: int) -> None:
     """Seed the streams of a run that begins: rank 0 with the seed, other ranks with one that is derived from it.
 
-    Ranks that train on different batches must not drop out the same units. Without a seed rank 0 is not seeded, and
-    others are from what torch was seeded with, which is the same in every process unless it was set.
+    Ranks that train on different batches must not drop out the same units. Without a seed, rank 0 is not seeded; the
+    others are seeded from torch's initial seed, which is the same in every process unless it was set.
     """
     if rank == 0:
         if seed is not None:

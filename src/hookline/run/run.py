@@ -78,7 +78,7 @@ class Run(Steps):
         self.model, self.optimizers = model, list(optimizers)
         self.params = self.trained_parameters()
         self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
-        self.connection = ExitStack()  # what ends when another run gets the hooks
+        self.connection = ExitStack()  # functions that are called when another run gets the hooks
         self.connection.callback(self.hooks.add_registration_check(self.check_needs))
         self.ranks = ranks or Ranks()
         self.engine = engine or Engine(next(model.parameters()).device)
@@ -91,9 +91,9 @@ class Run(Steps):
         self.hooks.failures.current_step = lambda: self.progress.step
         self.connect_hooks()
         self.reset_steps()
-        self.until_end = ExitStack()  # what ends with the run in progress
+        self.until_end = ExitStack()  # functions that are called when the run in progress ends
         if not isinstance(hooks, HookManager | None):
-            for hook in hooks:  # last: their `setup` sees the run, which refuses those that need more than it can do
+            for hook in hooks:  # last: their `setup` sees the run, which rejects those that need more than it can do
                 self.hooks.register(hook)
 
     def connect_hooks(self) -> None:
@@ -105,14 +105,14 @@ class Run(Steps):
         self.hooks.watch_for_trainer(self.model, self.event_args)
 
     def lose_hooks(self) -> None:
-        """Let go of the hooks, because another run has got them."""
+        """Release the hooks, because another run has taken them over."""
         self.connection.close()
         if self.running:
             words = "a run in progress has lost its hooks, because another run was created with them; %s"
             logger.warning(words, "give each run its own HookManager")
 
     def make_agreement(self) -> Agreement:
-        """Return what decides for all ranks of the run."""
+        """Return the object that decides for all ranks of the run."""
         return Agreement(self)
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Run(Steps):
     def _check_can_begin(self) -> None:
         """Raise TrainingError if the run is in progress, or another one has got its hooks.
 
-        Update and forward hooks are called in one run only.
+        Update and forward hooks are called in only one run.
         """
         if self.running:
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
@@ -173,12 +173,12 @@ class Run(Steps):
             raise TrainingError(f"{problem}; give each run its own HookManager, or make this one again")
 
     def _call_hooks(self, method: str, *values: Any, ends_run: bool = True) -> None:
-        """Call a method of the hooks of this rank that is not an event, in the order of registration.
+        """Call a method that is not an event on this rank's hooks, in the order of registration.
 
         Args:
             method: The method.
-            *values: What it gets besides the run.
-            ends_run: Whether what it raises ends the run under any policy.
+            *values: Its arguments besides the run.
+            ends_run: Whether an exception ends the run under any policy.
         """
         failures = self.hooks.failures
         with preserve_rng():
@@ -198,7 +198,7 @@ class Run(Steps):
                 listed, count = ", ".join(map(str, sorted(entry.ranks))), counted(self.ranks.world_size, "process")
                 logger.warning("%r is not called: its ranks are %s, and the run has %s", entry.name, listed, count)
         if any(hook_attribute(entry.hook, "collective") for entry in self.hooks.entries()):
-            self.ranks.group  # noqa: B018 - made here, where all ranks are
+            self.ranks.group  # noqa: B018 - created here, where all ranks are present
         devices = _device.device_indices([*self.model.parameters(), *self.model.buffers()])
         self.hooks.rng_guard.begin(self.seed or 0, devices)
         self._call_hooks("before_first_step", self.prepare())
@@ -242,7 +242,7 @@ class Run(Steps):
         # stays unchanged.
         if outcome.is_clean and self.record.is_tentative and not self.ranks.first(lambda: self.record.had_ended):
             self.record.commit()
-        with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
+        with suppress(Exception):  # another rank has failed, which is detected again where the ranks meet
             self._find_non_finite(outcome)
         self.event_args.end_run(self.run_status.bad_weights or reason or outcome.value)
         failure = self._call_last_hooks(outcome)
@@ -284,7 +284,7 @@ class Run(Steps):
         return failure or first_failure(look_again, self._collect_failures, self.ranks.meet)
 
     def _fire_train_end(self) -> None:
-        """Fire on_train_end, and carry out what hooks have asked for in it unless one failed."""
+        """Fire on_train_end, and carry out the requests that hooks made in it unless one failed."""
         if handler := self.hooks.slots.on_train_end:
             handler(self.event_args)
         self.agreement.after_train_end()
@@ -292,7 +292,7 @@ class Run(Steps):
     def decide_outcome(
         self, error: BaseException | None = None, signal: str | None = None
     ) -> tuple[Outcome, str | None]:
-        """Return how the run ends and why. No other code decides this; bad weights are found at the end of the run."""
+        """Return how the run ends and why. Nothing else decides this; bad weights are detected at the end."""
         outcome, reason = Outcome.COMPLETED, None
         if signal is not None:
             outcome, reason = Outcome.INTERRUPTED, signal
@@ -312,7 +312,7 @@ class Run(Steps):
         return outcome, reason
 
     def _fire_exception(self, error: BaseException) -> None:
-        """Fire on_exception, once what belongs to the weights of a half step is done."""
+        """Fire on_exception, after finishing whatever belongs to the weights of a half step."""
         _, described = self.decide_outcome(error)
         self.ranks.failed(self.progress.step, described or "")
         self.run_status.close(failed=True)
@@ -360,7 +360,7 @@ class Run(Steps):
     def _find_bad_weights(self, outcome: Outcome) -> None:
         """Note which trained parameters are not finite, in the shard of any rank; none of them if the run failed.
 
-        Waits for the device and for all ranks, also after a signal, which one of them may have received alone.
+        Waits for the device and for all ranks, even after a signal, because one rank alone may have received it.
         """
         counts = self.ranks.total([outcome.is_clean and not is_finite(param) for param in self.params.values()])
         names = [name for name, count in zip(self.params, counts, strict=True) if count]
@@ -368,7 +368,7 @@ class Run(Steps):
         self.run_status.bad_weights = words
 
     def _collect_failures(self) -> None:
-        """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
+        """Count the failures of hooks on other ranks, where they do not end the run: rank 0 writes the summary."""
         status, names = self.run_status, [hook.name for hook in self.hooks.list_hooks() if hook.failures]
         mine = [self.ranks.rank, status.hook_failures, names]
         status.failures_elsewhere = 0  # Failures that were noted before are counted again.
@@ -387,13 +387,13 @@ class Run(Steps):
 
     def fire(self, event: Event, values: Mapping[str, Any]) -> None:
         """Fire an event with values that a call by hand passes; what it leaves out is the run's."""
-        # A `ctx` or a `state` may contain more than the event has.
+        # A `ctx` or a `state` may contain arguments that the event lacks.
         given = {event.attributes[name]: values[name] for name in event.attributes if name in values}
         for sources in event.respelled.values():
             given.update({sources[name]: values[name] for name in sources if name in values})
         table = self.hooks.dispatch_table
         dispatch = getattr(table.slots, event.name)
-        if event.name == "on_forward":  # its callable is for modules, which pass other values
+        if event.name == "on_forward":  # its callable is for modules, which pass different values
             due = table.scheduler.decision.due_for(event)
             dispatch = table.make_dispatch(event, self.hooks.listeners(event, due))
         if dispatch:
@@ -404,7 +404,7 @@ class Run(Steps):
         self.hooks.dispatcher.run = GivenArgs(self.event_args, other)
 
     def knows(self, name: str) -> bool:
-        """Return whether the run can tell an event argument that a call by hand does not pass."""
+        """Return whether the run knows an event argument that a call by hand does not pass."""
         return hasattr(type(self.event_args), name) or name in vars(self.event_args)
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
@@ -419,11 +419,11 @@ class Run(Steps):
         return {"model": self.model, "optimizer": self.optimizers[0], "device": self.device}
 
     def prepare(self) -> Mapping[str, float] | None:
-        """Load weights, resume, try a validation; return what that measured, None if there was none."""
+        """Load weights, resume, try a validation; return its metrics, None without one."""
         return None
 
     def announce(self) -> None:
-        """Say that the run begins."""
+        """Announce that the run begins."""
 
     def finish(self) -> None:
         """Do what comes between the last step and the closing events: hooks may save something."""
@@ -453,9 +453,9 @@ class Run(Steps):
         return hooks
 
     def describe_training(self) -> dict[str, Any]:
-        """Return what tells whether the losses of the run need to fall.
+        """Return facts that decide whether the losses of the run need to fall.
 
-        A GAN has several optimizers, of which the classes are listed, and weights that were trained before are good.
+        A GAN has several optimizers, whose classes are listed, and weights that were trained before are already good.
         """
         trained = {"begins_trained": True} if was_trained(self.model) else {}
         return {"optimizers": [type(optimizer).__name__ for optimizer in self.optimizers], **trained}
@@ -477,7 +477,7 @@ class Run(Steps):
         }
 
     def _record_incident(self, incident: Incident) -> None:
-        """Write an incident to events.jsonl; failures are counted, also those of hooks that are removed later."""
+        """Write an incident to events.jsonl; failures are counted, including those of hooks that are removed later."""
         if incident.kind == "failed":
             self.run_status.hook_failures += 1
         error = None if incident.error is None else error_text(incident.error)

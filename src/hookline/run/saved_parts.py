@@ -15,7 +15,7 @@ def load_saved_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> No
     """Load weights under their plain names.
 
     Raises:
-        CheckpointError: With the first tensor that does not fit, where torch lists all of them.
+        CheckpointError: If a tensor does not fit; it names the first, where torch would list all of them.
     """
     try:
         load_plain_state_dict(model, weights)
@@ -29,7 +29,7 @@ def load_saved_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> No
 
 
 def _misfits(model: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with each tensor that a model's state and a saved one do not have alike."""
+    """Yield what is wrong with each tensor in which a model's state and a saved one differ."""
     for name in {**model, **saved}:
         if name not in saved:
             yield f"{name} is not among them"
@@ -40,12 +40,12 @@ def _misfits(model: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str
 
 
 def check_kind(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Reject the state of another kind of optimizer, which torch would load and which would fail in its first step.
+    """Reject the state of a different kind of optimizer, which torch would load and which would fail in its first step.
 
     Raises:
         CheckpointError: If only one of them has some options; the message lists them.
     """
-    # A newer torch may have added options to an optimizer, so a difference on one side alone says nothing.
+    # A newer torch may have added options to an optimizer, so a difference on only one side proves nothing.
     present = {key for group in optimizer.param_groups for key in group}
     saved = {key for group in state["param_groups"] for key in group}
     if present - saved and saved - present:
@@ -71,7 +71,7 @@ def _listed(keys: Iterable[str]) -> str:
 
 
 def check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Reject the state of an optimizer with other groups of parameters; ask after the weights fit, which say more.
+    """Reject the state of an optimizer with different parameter groups; check it after the weights, which say more.
 
     Raises:
         CheckpointError: With the number of parameters of each group.

@@ -36,7 +36,7 @@ class RunStatus:
         self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
-        self.bad_weights = ""  # Names the trained parameters that are not finite; known at the end.
+        self.bad_weights = ""  # Describes the trained parameters that are not finite; known at the end.
         self.failures_elsewhere = 0  # exceptions of hooks on other ranks; known at the end
         self._reported: set[str] = set()
 
@@ -92,7 +92,7 @@ class RunStatus:
         return next((stop for stop in self.stops if stop.by != SIGNAL), None)
 
     def first_time(self, what: str) -> bool:
-        """Return True the first time a thing must be reported."""
+        """Return True the first time that something must be reported."""
         is_first = what not in self._reported
         self._reported.add(what)
         return is_first
@@ -102,7 +102,7 @@ class RunStatus:
         return {name: getattr(self, name) for name in self.SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts; a saved stop is stored, and stops nothing yet."""
+        """Restore the counts; a saved stop is stored, but does not stop anything yet."""
         for name in self.SAVED:
             setattr(self, name, state[name])
         self.loaded_stop = state.get("stop")  # only saved if one was requested

@@ -1,4 +1,4 @@
-"""The step methods of a run, which fire its events: when each thing of a step happens, loss scale included.
+"""The step methods of a run, which fire its events: when everything in a step happens, including the loss scale.
 
 Epochs, validations, boundaries and checkpoints, which a loop may have, are here, too. Its host decides what is saved.
 
@@ -98,7 +98,8 @@ class Steps(RunControl):
     def window_is_complete(self) -> bool:
         """Return whether the optimizers step after this micro-batch, and note it for `end_batch` and `at_boundary`.
 
-        If there is no other way to tell, this reads the next micro-batch. A host must call this, or no step ends.
+        If there is no other way to know, this reads the next micro-batch. A host must call this; otherwise no step
+        ends.
         """
         window = self.accumulation
         window.is_complete = window.count >= window.size or not self.has_more_batches()
@@ -197,7 +198,7 @@ class Steps(RunControl):
             self.event_args.used_lr = self.lr
 
     def find_new_parameters(self) -> None:
-        """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
+        """Add to the chain and the norm the parameters of groups that an optimizer has received since the last step."""
         if group_sizes(self.optimizers) != self._group_sizes:
             before, now = self.params.copy(), self.trained_parameters()
             self.params.clear()
@@ -238,7 +239,7 @@ class Steps(RunControl):
         progress, args, window = self.progress, self.event_args, self.accumulation
         window.count = 0
         progress.steps_done, self._stepped = progress.step, None
-        if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
+        if window.has_weight and args.detached_loss is not None:  # a mean over nothing may be NaN
             self.step_log.add_loss(window.weigh(args.window_tensor()))
             for key, value in args.step_means().items() if args.step_metrics or args.micro_batches else ():
                 name = f"train/{key}"
@@ -313,8 +314,8 @@ class Steps(RunControl):
 
         Args:
             batch: The batch.
-            index: Its place among those of its loader.
-            loader_index: The place of its loader among the loaders.
+            index: Its position among the batches of its loader.
+            loader_index: The position of its loader among the loaders.
             loader: The name of its loader.
             slots: The events to fire instead of the run's own.
         """
@@ -424,7 +425,7 @@ class Steps(RunControl):
     """The share of the run's time above which a hook is reported as costly; None reports none."""
 
     optional_metrics: frozenset[str] = frozenset()
-    """Metrics beside the loss for which a micro-batch may have no value; it is then NaN."""
+    """Metrics besides the loss for which a micro-batch may have no value; it is then NaN."""
 
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOSS, LR, GRAD_NORM = "train/loss", "train/lr", "train/grad_norm"
 """The metrics that steps record by themselves."""
-FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
+FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime, so it rarely falls on the steps at which hooks are due
 
 
 class StepLog:
@@ -25,7 +25,7 @@ class StepLog:
 
     It is also a sink of this rank's metrics, where losses arrive on the host anyway: it announces the first that is not
     finite. Where reading a loss waits for nothing, the record is flushed after the step of such a loss. Losses on a
-    device arrive by the clock.
+    device arrive when the record is flushed by the clock.
     """
 
     def __init__(self, run: Steps) -> None:
@@ -48,7 +48,7 @@ class StepLog:
             self._run.request_boundary()
 
     def flush_if_due(self) -> None:
-        """Write the record if it is time to do so."""
+        """Write the record if it is time."""
         if self._run.progress.step >= self.flush_at or time() >= self.flush_by:
             self.flush()
 
@@ -79,5 +79,5 @@ class StepLog:
         self._rows.clear()
 
     def _plan_flush(self) -> None:
-        """Plan to write the record after a step, or after the first step that ends after a time."""
+        """Plan to write the record after a given step, or after the first step that ends after a given time."""
         self.flush_at, self.flush_by = self._run.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS

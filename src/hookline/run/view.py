@@ -36,7 +36,7 @@ class RunView:
     # ---- what it can do ----------------------------------------------------------------------------------------------
 
     # A hook that needs more is refused when it is registered (`Hook.needs`, and the column of the event catalog). A
-    # host changes what is not true of it.
+    # host overrides the answers that are not true of it.
     can_skip_steps = True
     """Whether `skip_step` keeps the optimizers from stepping."""
     can_stop = True
@@ -50,7 +50,7 @@ class RunView:
     can_rerun = False
     """Whether `rerunning` runs a batch again as training ran it, or at least a call of the model."""
     reruns_batches = True
-    """Whether it can run a batch again; else only `calls`, which have no loss."""
+    """Whether it can run a batch again; otherwise only `calls`, which have no loss."""
     calls: Sequence[tuple[ModelCall, dict[str, Any]]] = ()
     """The model's calls of this step with the random streams before them, if batches cannot be run again."""
     knows_loss = True
@@ -90,11 +90,11 @@ class RunView:
 
     def remedy(self, lacking: Sequence[str]) -> str:
         """Return the remedy for a hook that needs more than this host can do, given the `CAPABILITIES` it lacks."""
-        return "Leave the hook out, or train with hookline's trainer, which can do all that hooks may need"
+        return "Leave the hook out, or train with hookline's trainer, which can do everything that hooks may need"
 
     # ---- its parts ---------------------------------------------------------------------------------------------------
 
-    # The objects that a run consists of; `Run` makes them, and hooks do not use them, which a test holds.
+    # The objects that a run consists of; `Run` creates them, and hooks do not use them, which a test enforces.
     progress: Progress
     run_status: RunStatus
     event_args: EventArgs
@@ -103,7 +103,7 @@ class RunView:
     stats: EpochStats
     accumulation: Window
     reruns = 0
-    """How often a batch was run again, which writes buffers and restores them."""
+    """How often a batch was run again; this overwrites buffers and restores them."""
 
     # ---- what is trained ---------------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class RunView:
 
     @cached_property
     def record(self) -> Record:
-        """The record of the current or last run; before the first run a record in memory, made when it is needed.
+        """The record of the current or last run; before the first run a record in memory, created when it is needed.
 
         `record.add_sink` passes its rows on.
         """
@@ -266,7 +266,7 @@ class RunView:
     @property
     def run_dir(self) -> Path | None:
         """The run's directory; None if nothing is written."""
-        return self.record.path if "record" in vars(self) else None  # reading `record` would make one
+        return self.record.path if "record" in vars(self) else None  # reading `record` would create one
 
     @property
     def checkpoint_dir(self) -> Path | None:
@@ -320,7 +320,7 @@ class RunView:
         return self.event_args.micro_batches
 
     def step_metrics(self) -> dict[str, Any]:
-        """Return the step's means of the numbers that `step_fn` returned beside the loss."""
+        """Return the step's means of the numbers that `step_fn` returned besides the loss."""
         return self.event_args.step_means()
 
     def step_loss(self) -> float:
@@ -367,7 +367,7 @@ class RunView:
 
     @property
     def data_ranks(self) -> int:
-        """How many ranks train on separate batches; those of a tensor-parallel group count once."""
+        """How many ranks train on separate batches; the ranks of a tensor-parallel group count once."""
         return self.ranks.world_size // self.engine.copies
 
     @property

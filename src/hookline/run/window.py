@@ -24,7 +24,7 @@ class MicroBatch(NamedTuple):
     batch_idx: int
     loader: str
     metrics: dict[str, Any]
-    """Numbers that `step_fn` returned beside the loss."""
+    """Numbers that `step_fn` returned besides the loss."""
     share: float = 1.0
     """Its weight in means over an epoch; on several ranks, its share of the global micro-batch."""
 
@@ -42,7 +42,7 @@ class Window:
     weight = 1.0
     """The weight of the current micro-batch in the step's mean; zero leaves it out."""
     has_weight = True
-    """Whether something in the window has a weight, on any rank."""
+    """Whether anything in the window has a weight, on any rank."""
     is_weighted = False
     """Whether losses are multiplied by their weights before the backward pass."""
     rank_weight = 1.0
@@ -59,7 +59,7 @@ class Window:
         return True
 
     def weigh_batch(self, batch: Any) -> float:
-        """Return what a batch counts in a validation's means; its tensors are where the loader put them."""
+        """Return the weight of a batch in a validation's means; its tensors are where the loader put them."""
         return count_samples(batch)
 
     def backward(self, loss: Tensor) -> None:
@@ -76,7 +76,7 @@ class Window:
         stats.add(name, part.loss)
 
     def finish_gradients(self) -> None:
-        """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
+        """Turn the accumulated gradients into those of the step: unscaled, and the mean over the window."""
 
     def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
         """Return the loss of a step, given its micro-batches; it stays on its device."""
@@ -97,13 +97,13 @@ class Window:
 
 def weighted_mean(parts: Sequence[MicroBatch]) -> Tensor:
     """Return the mean loss of micro-batches by their weights, on its device."""
-    counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
+    counted = [part for part in parts if part.weight]  # the loss of a micro-batch with weight zero may be NaN
     total = sum(part.weight for part in counted)
     return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
 
 
 def without_nan(value: Any, weight: float) -> tuple[Any, Any]:
-    """Return a number and its weight; if it is NaN, zeros. A tensor stays on its device, and so does its weight."""
+    """Return a number and its weight, or zeros if it is NaN. A tensor stays on its device, and so does its weight."""
     if isinstance(value, Tensor):
         return value.nan_to_num(0.0), ~value.isnan() * weight
     return (0.0, 0.0) if math.isnan(value) else (value, weight)

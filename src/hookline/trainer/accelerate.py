@@ -34,12 +34,12 @@ UNSUPPORTED = {"DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM", "XLA": "T
 
 
 def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) -> Any:
-    """Return the Accelerator of a run, checked; one is made if none is given.
+    """Check and return the Accelerator of a run; one is created if none is passed.
 
     Args:
         accelerator: The user's, or None.
         device: The device that the user named, if any.
-        options: The options that the user gave; `precision` and `device` are for an Accelerator that is made here.
+        options: The options that the user gave; `precision` and `device` are for an Accelerator that is created here.
 
     Raises:
         TrainingError: If Accelerate is not installed, or is configured for what the loop cannot do.
@@ -54,8 +54,8 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
         wanted = {ours: theirs for theirs, ours in PRECISIONS.items()}.get(options.get("precision", ""))
         try:
             accelerator = Accelerator(mixed_precision=wanted, cpu=_device.find_device(device).type == "cpu")
-        except (ImportError, ValueError) as error:  # another one was made with other settings, for instance
-            raise TrainingError(f"no Accelerator can be made: {error}") from error
+        except (ImportError, ValueError) as error:  # for instance, another one was created with other settings
+            raise TrainingError(f"no Accelerator can be created: {error}") from error
         atexit.register(leave_ranks)
     if not isinstance(accelerator, Accelerator):
         raise TrainingError(f"accelerator: expected an accelerate.Accelerator, got {type(accelerator).__name__}")
@@ -65,14 +65,14 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Raise TrainingError if an Accelerator is made for what the loop cannot do, or does not do what was asked."""
+    """Raise TrainingError if an Accelerator is set up for what the loop cannot do, or does not do what was asked."""
     refuse_unsupported(accelerator.distributed_type)
     steps, several = accelerator.gradient_accumulation_steps, accelerator.num_processes > 1
     config = getattr(accelerator, "parallelism_config", None)
     started = max(int(os.environ.get("WORLD_SIZE", "1")), own_rank().world_size)
     if started > 1 and not several:
         raise TrainingError(
-            f"{started} processes were started, but the Accelerator knows of one, so that each would train its own "
+            f"{started} processes were started, but the Accelerator knows of only one, so each would train its own "
             "copy: without GPUs, create it with cpu=True, or leave `accelerator` out"
         )
     if steps != 1:
@@ -129,7 +129,7 @@ def device_of(accelerator: Any) -> torch.device:
 
 
 def _asked_of_launcher() -> str:
-    """Return the engine that `accelerate launch` asks for, if it is one that the loop cannot run, else ""."""
+    """Return the engine that `accelerate launch` asks for if the loop cannot run it, otherwise ""."""
     return next((kind for kind in UNSUPPORTED if _is_on(f"ACCELERATE_USE_{kind}")), "")
 
 
@@ -203,7 +203,7 @@ class PreparedShardedEngine(PreparedEngine, ShardedEngine):
 
 
 def prepared_engine(accelerator: Any, model: torch.nn.Module) -> Engine:
-    """Return the engine for a prepared model, by how it is shared between processes."""
+    """Return the engine for a prepared model, depending on how it is shared between processes."""
     if accelerator.num_processes > 1:
         let_threads_end()
     kinds = {"ddp": PreparedDataParallelEngine, "fsdp2": PreparedShardedEngine, "tensor": PreparedShardedEngine}
@@ -219,7 +219,7 @@ def prepared_engine(accelerator: Any, model: torch.nn.Module) -> Engine:
 def prepare_model(
     accelerator: Any, model: torch.nn.Module, optimizers: Sequence[Any]
 ) -> tuple[torch.nn.Module, list[Any]]:
-    """Let an Accelerator prepare a model and its optimizers, together; what was prepared or wrapped stays as it is.
+    """Let an Accelerator prepare a model and its optimizers together; prepared or wrapped objects stay unchanged.
 
     Returns:
         The prepared model and optimizers.
@@ -242,12 +242,12 @@ def prepare_model(
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside of a prepared one; others as they are."""
+    """Return the optimizer inside a prepared one; others are returned unchanged."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def unwrap_scheduler(scheduler: Any) -> Any:
-    """Return the scheduler inside of a prepared one, which would move once for every process; others as they are."""
+    """Return the scheduler inside a prepared one, which would step once per process; others are returned unchanged."""
     from accelerate.scheduler import AcceleratedScheduler
 
     return scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler
@@ -261,9 +261,9 @@ def prepare_loaders(accelerator: Any, loaders: Loaders, seed: int | None, each_o
 
     Args:
         accelerator: The Accelerator.
-        loaders: One loader, a list or a dict of them; what is not a DataLoader is each process's own.
+        loaders: One loader, a list or a dict of them; anything else belongs to each process alone.
         seed: Seeds the order of a loader that is shuffled, if given.
-        each_once: Whether no sample may be repeated to give all processes equally many: for a validation.
+        each_once: Whether no sample may be repeated to give all processes the same number, as in a validation.
 
     Raises:
         TrainingError: If a loader repeats samples and must not.
@@ -286,7 +286,7 @@ def _prepare_loader(accelerator: Any, loader: Any, each_once: bool) -> Any:
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, IterableDatasetShard
 
     if not isinstance(loader, (DataLoaderShard, DataLoaderDispatcher)):
-        # A sampler that gives each process its share already would be divided again.
+        # A sampler that already gives each process its share would be divided again.
         if max(getattr(loader.sampler, "num_replicas", 1), getattr(loader.sampler, "world_size", 1)) > 1:
             return loader
         loader = accelerator.prepare_data_loader(loader)
@@ -295,8 +295,8 @@ def _prepare_loader(accelerator: Any, loader: Any, each_once: bool) -> Any:
     if each_once and repeats and not loader.drop_last:
         raise TrainingError(
             "a validation loader with an IterableDataset, or with dispatch_batches=True, repeats samples to give all "
-            "processes equally many, which would count twice: use a dataset with a length and no dispatch_batches, or "
-            "an IterableDataset with drop_last=True"
+            "processes the same number, and these would count twice: use a dataset with a length and no "
+            "dispatch_batches, or an IterableDataset with drop_last=True"
         )
     return PreparedLoader(loader, dispatches, each_once)
 
@@ -335,7 +335,7 @@ class PreparedLoader:
             return iter(self.prepared)
         from accelerate.utils import synchronize_rng_states
 
-        if getattr(self.prepared, "rng_types", None):  # so that all processes shuffle alike
+        if getattr(self.prepared, "rng_types", None):  # so that all processes shuffle in the same way
             synchronize_rng_states(self.prepared.rng_types, self.prepared.synchronized_generator)
         self.prepared.set_epoch(self.prepared.iteration)
         self.prepared.iteration += 1
@@ -360,7 +360,7 @@ class PreparedLoader:
 
 
 class _Passes:
-    """How often a prepared loader was read, as a state that checkpoints save."""
+    """How often a prepared loader was read, as state that checkpoints save."""
 
     def __init__(self, prepared: Any) -> None:
         self._prepared = prepared

@@ -1,9 +1,9 @@
-"""Make what one rank requests a decision of all: stops, saves and signals, carried out at the same step everywhere.
+"""Turn one rank's request into a decision of all: stops, saves and signals, carried out at the same step everywhere.
 
 Every few steps each rank sends a few integers, and reads their sums after the next step, so nothing waits. Agreements
 are 100 ms apart by rank 0's clock, or 10 steps if that is shorter, and at the same steps on all ranks: the sums of one
-say when the next is due. A request is carried out one step after the next agreement. Hooks that decide by agreed
-numbers alone (`same_on_all_ranks`) need no agreement, and their requests are carried out at once.
+say when the next is due. A request is carried out one step after the next agreement. Hooks that decide only by agreed
+numbers (`same_on_all_ranks`) need no agreement, and their requests take effect at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 
 
 class Pace:
-    """After which steps the ranks agree.
+    """Decides after which steps the ranks agree.
 
     They are 100 ms apart by rank 0's clock, or 10 steps if these are shorter. All ranks get the same steps, because the
     clock is in the sums that they share. The first agreement comes after the first step.
@@ -119,14 +119,14 @@ class RankAgreement(Agreement):
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def request_stop(self, stop: Stop) -> None:
-        """Stop the run, once all ranks know of it."""
+        """Stop the run, once all ranks know about it."""
         if self._is_agreed(stop.by):
             super().request_stop(stop)
         else:
             self._requests["stops"].append(stop)
 
     def request_save(self, name: SaveName) -> bool:
-        """Write a checkpoint at a boundary, once all ranks know of it."""
+        """Write a checkpoint at a boundary, once all ranks know about it."""
         if self._trainer.run_status.status == "error":
             logger.warning("nothing is saved after a failure: the ranks may be at different steps", of_rank=True)
         elif self._is_agreed(self._trainer.hooks.calling_hook()):
@@ -160,13 +160,13 @@ class RankAgreement(Agreement):
         return self._record
 
     def begin_run(self) -> None:
-        """Forget what was requested in the last run; schedules read rank 0's clock."""
+        """Forget the requests of the last run; schedules read rank 0's clock."""
         self._requests, self._sent, self._receive, self._has_compared = _no_requests(), {}, None, False
         self._pace = Pace(self._trainer.progress.step)
         self._trainer.progress.set_agreed()
 
     def restored(self) -> None:
-        """Let schedules be due at the same steps on all ranks; rank 0 counts the tokens that all had counted."""
+        """Make schedules due at the same steps on all ranks; rank 0 counts the tokens that all ranks had counted."""
         self._trainer.progress.set_agreed()
         self._pace = Pace(self._trainer.progress.step)
         if self._ranks.rank:
@@ -177,7 +177,7 @@ class RankAgreement(Agreement):
         return self.times.measure(compute)
 
     def before_epoch(self, loaders: Any, epoch: int) -> None:
-        """Check that the ranks have equally many batches, and shuffle them alike."""
+        """Check that the ranks have the same number of batches, and make them shuffle in the same way."""
         check_lengths(self._ranks, loaders, self._trainer.options)
         set_epochs(loaders, epoch)
 
@@ -208,9 +208,9 @@ class RankAgreement(Agreement):
         return self._pace.due
 
     def after_step(self, step: int) -> None:
-        """Read the sums of what was sent after the step before, and send new numbers if the next agreement is due."""
+        """Read the sums of the last numbers sent, and send new numbers if the next agreement is due."""
         if step >= self._pace.due and self._receive is not None:
-            self._receive_sent()  # before numbers are sent, so that an exchange is over when another is prepared
+            self._receive_sent()  # before numbers are sent, so that one exchange is over when the next is prepared
         if step < self._pace.due:
             return
         progress, rows = self._trainer.progress, 0
@@ -227,16 +227,16 @@ class RankAgreement(Agreement):
         self._trainer.step_log.flush(wait=True)
 
     def after_epoch(self, read: int, expected: int | None) -> None:
-        """Raise TrainingError on this rank if it has come to the end of its data before the others do."""
+        """Raise TrainingError on this rank if it has reached the end of its data before the others."""
         if read != expected:
             raise TrainingError(
                 f"rank {self._ranks.rank} has read all {read} batches of an epoch, which has "
-                f"{'no known end' if expected is None else expected}: the ranks need equally many; set "
+                f"{'no known end' if expected is None else expected}: all ranks need the same number; set "
                 "limit_train_batches to a number that every rank has"
             )
 
     def after_train_end(self) -> None:
-        """Write what hooks have asked to save in on_train_end, once all ranks know of it; not after a failure."""
+        """Write what hooks have asked to save in on_train_end, once all ranks know about it; not after a failure."""
         if self._trainer.status != "error":
             self.settle()
             self._trainer.save_requested()
@@ -249,7 +249,7 @@ class RankAgreement(Agreement):
         self._exchanged_at = self._trainer.progress.seconds  # the record is written next, or the run has just begun
 
     def end_epoch(self) -> None:
-        """Agree on what was requested, and hand in the times and everything that was recorded."""
+        """Agree on what was requested, and contribute the times and everything that was recorded."""
         self.settle()
         self.times.share()
         self._trainer.step_log.flush(wait=True)
@@ -258,7 +258,7 @@ class RankAgreement(Agreement):
         """Return the integers to send, and note what they are about.
 
         Args:
-            rows: A fingerprint of the names that are to be exchanged; 0 if there is no exchange.
+            rows: A fingerprint of the names to exchange; 0 without an exchange.
         """
         if self._is_changed:
             self._is_changed = False
@@ -279,7 +279,7 @@ class RankAgreement(Agreement):
             self._carry_out(receive())
 
     def _carry_out(self, sums: list[int]) -> None:
-        """Do on all ranks alike what follows from the sums: exchange what was recorded, stop, save."""
+        """Do, identically on all ranks, what follows from the sums: exchange what was recorded, stop, save."""
         requests, clock, tokens, hooks, hooks_squared, rows, rows_squared, counts_tokens = sums
         trainer, sent = self._trainer, self._sent
         trainer.progress.set_agreed(clock / 1000, tokens)
@@ -330,7 +330,7 @@ class RankAgreement(Agreement):
         self._skip = self._trainer.progress.step, reason
 
     def _decide_skip(self) -> None:
-        """Skip the step on all ranks if a hook has asked for it on one; waits for all ranks."""
+        """Skip the step on all ranks if a hook has requested it on one; waits for all ranks."""
         args = self._trainer.event_args
         if args.skip_reason is not None:  # on all ranks
             return
@@ -343,8 +343,8 @@ class RankAgreement(Agreement):
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
     # The loss of a step is logged like any number: `Window.weigh` weights it by what was in the window of this rank;
-    # the record takes the mean in its next exchange. Most of these methods wait for the other ranks, because hooks
-    # decide by what they return.
+    # the record takes the mean in its next exchange. Most of these methods wait for the other ranks, because hooks base
+    # decisions on their results.
 
     def tokens_seen(self) -> int:
         """Return the tokens of all ranks; waits for them, once per micro-batch."""
@@ -378,17 +378,17 @@ class RankAgreement(Agreement):
         trainer.share(SharedPart(name, trainer.step, trainer.epoch, {name: (0, 2)}, finish, sums=sums))
 
     def average_stats(self) -> None:
-        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them."""
+        """Combine means, latest values and the step's loss over all ranks, wherever hooks decide by them."""
         trainer, loss = self._trainer, self._trainer.event_args.window_loss
         trainer.stats.average_over_ranks(self._ranks, trainer.step, loss, trainer.accumulation)
-        self.tokens_seen()  # kept; a rank that has no validation batch would not ask for it
+        self.tokens_seen()  # stored, because a rank without a validation batch would not ask for it
 
     # ---- what must not differ ----------------------------------------------------------------------------------------
 
     def _read_hooks(self) -> None:
-        """Note what runs may change, on all ranks alike: the hooks with their switches, and attributes.
+        """Record what runs may change, as long as all ranks do it: the hooks with their switches, and attributes.
 
-        A hook that failures have switched off is off on this rank alone, and counts as enabled. Whether hooks may skip
+        A hook that failures have disabled is disabled on this rank alone, and counts as enabled. Whether hooks may skip
         a step on some ranks only, before the update chain and after it, follows from them.
         """
         self._changes, self._counts_tokens, skips = [], False, list[set[str]]()
@@ -403,7 +403,7 @@ class RankAgreement(Agreement):
         self._skips = any(events - LATE_EVENTS for events in skips), any(events & LATE_EVENTS for events in skips)
 
     def _raise_ranks_differ(self, changes: list[str]) -> None:
-        """Raise RankError with what is not the same on all ranks, given what this one had when it sent its numbers."""
+        """Raise RankError with the differences between ranks, given what this one had when it sent its numbers."""
         lists = self._ranks.gather(changes)
         everywhere = set(lists[0]).intersection(*lists[1:])
         odd = dict.fromkeys(change for listed in lists for change in listed if change not in everywhere)
@@ -421,7 +421,7 @@ def _no_requests() -> dict[str, Any]:
 
 
 def _compared(trainer: Trainer) -> dict[str, Any]:
-    """Return what must be the same on all ranks, by what an error calls it."""
+    """Return everything that must be the same on all ranks, by the name that errors use."""
     parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
     hooks = {
         entry.name: {

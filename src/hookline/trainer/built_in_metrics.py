@@ -23,16 +23,16 @@ BUILT_IN: dict[str, str] = {
 
 
 class SumMetric(ABC):
-    """A metric that is computed from sums over all samples, on their device; it waits for it only to be read."""
+    """A metric that is computed from sums over all samples, on their device; only reading it waits for the device."""
 
     is_mean = False
     """Whether it is a mean over samples, so that its value for one training batch means something."""
     may_be_missing = False
     """Whether a batch may have no value, because all its targets may be ignored; the value is then NaN."""
     name: str
-    """What a config calls it."""
+    """Its name in a config."""
     label: str | None = None
-    """What it is recorded as, instead of its name in the config."""
+    """The name it is recorded under, instead of its name in the config."""
     sums: Tensor | None = None
 
     def reset(self) -> None:
@@ -96,7 +96,7 @@ class Accuracy(_OfClasses):
         self.label = f"top{k}_accuracy" if k > 1 else None
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
-        """Return how many predictions are right, and of how many."""
+        """Return how many predictions are correct, and out of how many."""
         scores, target = align_classes(self.name, predictions, target, self.shift)
         if self.k == 1 or scores.shape == target.shape:
             predicted, target, _ = predicted_classes(scores, target, self.threshold)
@@ -112,11 +112,11 @@ class Accuracy(_OfClasses):
 class _ByClass(_OfClasses):
     """A metric that is measured for each class and averaged over those that occur.
 
-    Of samples with one output it is that of the positive class. The parameters are those of `_OfClasses`.
+    For samples with one output, it is the value of the positive class. The parameters are those of `_OfClasses`.
     """
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
-        """Return how many predictions of each class are right, its predictions and its targets: [3 * classes]."""
+        """Return, for each class, the numbers of correct predictions, of predictions and of targets: [3 * classes]."""
         scores, target = align_classes(self.name, predictions, target, self.shift)
         is_binary = scores.shape == target.shape
         predicted, target, classes = predicted_classes(scores, target, self.threshold)
@@ -145,7 +145,7 @@ class _ByClass(_OfClasses):
 
 
 class Precision(_ByClass):
-    """The share of predictions of a class that are right."""
+    """The share of predictions of a class that are correct."""
 
     name = "precision"
 
@@ -180,10 +180,10 @@ class _MeanError(SumMetric):
     is_mean = True
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
-        """Return the sum of the errors, and of how many."""
+        """Return the sum of the errors, and their number."""
         predictions, target = as_tensors(self.name, predictions, target)
         shapes = [[size for size in tensor.shape if size != 1] for tensor in (predictions, target)]
-        if shapes[0] != shapes[1]:  # [batch, 1] and [batch] are meant alike; nothing else is broadcast
+        if shapes[0] != shapes[1]:  # [batch, 1] and [batch] mean the same; nothing else is broadcast
             raise TrainingError(
                 f"{self.name}: predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
             )

@@ -44,8 +44,8 @@ class CheckpointedRun(EpochRun):
 
     With `async_save` a checkpoint is copied to the host at a boundary, a thread writes the copy, and a later boundary
     fires on_checkpoint_save. Everything in here runs on the training thread; the other thread gets a copy that nothing
-    else touches, and writes it as any checkpoint is written. Several ranks do all of it at the same steps; what they
-    have to agree on is agreed on here, and never by the other thread.
+    else touches, and writes it as any checkpoint is written. Several ranks do all of it at the same steps; any
+    agreement happens here, and never in the other thread.
     """
 
     # `Trainer` makes these.
@@ -57,8 +57,8 @@ class CheckpointedRun(EpochRun):
     can_save = True
     _needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
     _pending: PendingSave | None = None
-    # The state that is durable and was saved last, at a boundary. A checkpoint that a hook writes in on_step_end is of
-    # another one: the step's validation and its schedulers come after it.
+    # The last state that was saved at a boundary and is durable. A checkpoint that a hook writes in on_step_end has a
+    # different state: the step's validation and its schedulers come later.
     _saved: SavedState | None = None
     _has_initial_weights = False  # whether the weights of `init_from` or of a checkpoint were loaded
     _frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
@@ -83,7 +83,7 @@ class CheckpointedRun(EpochRun):
         self.until_end.callback(self._release_copies)
 
     def finish(self) -> None:
-        """Save what has to be saved of a run that has made its last step."""
+        """Save what remains to be saved after a run's last step."""
         self.agreement.settle()
         self.finish_save()  # so that checkpoint hooks know what is saved
         super().finish()
@@ -93,7 +93,7 @@ class CheckpointedRun(EpochRun):
     def after_exception(self, error: BaseException) -> None:
         """Finish the background save of a run that failed; another failure becomes a note of the first error.
 
-        With several ranks it is given up: the others may not have failed, and would not answer.
+        With several ranks it is abandoned, because the others may not have failed and would not answer.
         """
         try:
             if self._pending is not None and isinstance(shared := self._pending.save, SharedSave):
@@ -124,8 +124,8 @@ class CheckpointedRun(EpochRun):
         """Write a checkpoint at the next step boundary; if the run is closing, at once, or with several ranks soon.
 
         Args:
-            name: Its name; by default that of its step. A function is called for the name when the checkpoint is
-                written. A name that is requested twice is written once.
+            name: Its name; by default, it is named after its step. A function is called for the name when the
+                checkpoint is written. A name that is requested twice is written once.
         """
         at_once = self.agreement.request_save(name)
         self.request_boundary()
@@ -143,7 +143,7 @@ class CheckpointedRun(EpochRun):
     def find_frozen(self) -> None:
         """Note the frozen parameters, with `trainable_only`: before the first step, and before a checkpoint is loaded.
 
-        A process that resumes has to have them without the checkpoint, so only what the model came with is left out.
+        A resuming process needs them without the checkpoint, so only parameters that the model came with are left out.
         """
         if self.options.trainable_only and self._frozen is None:
             self._frozen = frozen_parameters(self.model)
@@ -163,7 +163,7 @@ class CheckpointedRun(EpochRun):
 
         A `fast_dev_run` writes nothing. No request is dropped for a newer one: when saves are requested faster than the
         disk takes them, training waits, as it does without `async_save`. A run that continues waits for its first step:
-        if it fails before, nothing of its directory has changed.
+        if it fails before that, nothing in its directory has changed.
         """
         if not (self._requests or self._needs_save) or self.ranks.decide(self.record.is_tentative):
             return
@@ -171,7 +171,7 @@ class CheckpointedRun(EpochRun):
         if self.options.fast_dev_run:
             return
         self.finish_save()  # before functions are called for names: they may look at what is on disk
-        # A signal may arrive at any point of a save, also right after it: then the state is saved already.
+        # A signal may arrive at any point of a save, even right after it: then the state is already saved.
         if not names and self._saved != self._state:
             names = (None,)
         self._needs_save = False
@@ -183,7 +183,7 @@ class CheckpointedRun(EpochRun):
                     written = _in_thread(save.write)
                     counters = {"epoch": self.epoch, "tokens_seen": self.event_args.tokens_seen}
                     self._pending = PendingSave(name, self.step, counters, save, written, self._state)
-                    self.request_boundary()  # from the next step on, `_poll_save` is called after each, on all ranks
+                    self.request_boundary()  # from the next step on, `_poll_save` runs after each step, on all ranks
                 else:  # a run that is closing has nothing else to do
                     self.save_checkpoint(name)
                     self._saved = self._state
@@ -233,7 +233,7 @@ class CheckpointedRun(EpochRun):
                 f"save_checkpoint() cannot save in the middle of a {what}; call trainer.save(), which waits for its end"
             )
         if self.status == "error" and self.ranks.world_size > 1:
-            raise CheckpointError("a run on several ranks that has failed cannot be saved: they may be at other steps")
+            raise CheckpointError("a failed run with several ranks cannot be saved: they may be at different steps")
         if self._pending is not None:  # a failure of that save is reported at the boundary
             failed = self._pending.written.exception() is not None
             if not self.ranks.decide(failed):
@@ -274,7 +274,7 @@ class CheckpointedRun(EpochRun):
     def finish_save(self) -> None:
         """Wait for the background save, if any, and report it."""
         if self._pending is not None:
-            wait([self._pending.written])  # an interruption in here leaves it pending
+            wait([self._pending.written])  # an interruption here leaves it pending
             save, self._pending = self._pending, None
             with self.report_failed_save(save.step):
                 path = save.save.finish(save.written.result)
@@ -288,7 +288,7 @@ class CheckpointedRun(EpochRun):
 
         Raises:
             CheckpointError: If there is none, or it does not fit; also for None, the `run_dir` of a run without one.
-            TrainingError: Inside a run: its data and its record would not go back with the weights.
+            TrainingError: Inside a run, because its data and its record would not go back with the weights.
         """
         if self.running:
             raise TrainingError(
@@ -365,7 +365,7 @@ class CheckpointedRun(EpochRun):
         if self.running:
             self.record.resume_at(self.progress.step, self.progress.epoch)
             if self.checkpoint_dir is not None and checkpoint.absolute().parent == self.checkpoint_dir.absolute():
-                self._saved = self._state  # else it is another run's
+                self._saved = self._state  # otherwise it belongs to another run
         if handler := self.hooks.slots.on_checkpoint_load:
             handler(self.event_args)
         return checkpoint
@@ -376,7 +376,7 @@ def _in_thread(write: Callable[[], Any]) -> Future[Any]:
     threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
     try:
         return threads.submit(write)
-    except RuntimeError as error:  # what failed there fails below, too, and is reported as always
+    except RuntimeError as error:  # the same failure occurs below, too, and is reported as usual
         logger.warning("training waits for this save, because no thread could be started: %s", error)
         written: Future[Any] = Future()
         try:
@@ -385,4 +385,4 @@ def _in_thread(write: Callable[[], Any]) -> Future[Any]:
             written.set_exception(failure)
         return written
     finally:
-        threads.shutdown(wait=False)  # between saves there is no thread, so that the process can fork
+        threads.shutdown(wait=False)  # no thread exists between saves, so that the process can fork

@@ -1,4 +1,4 @@
-"""Count the tokens of a batch, and the positions that its mean loss is the mean of."""
+"""Count the tokens of a batch, and the positions over which its mean loss is taken."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hookline._predictions import IGNORE_INDEX
 
 
 def count_tokens(batch: Any) -> int:
-    """Return the elements of `input_ids`, or of a batch that is an integer tensor, padding included; otherwise 0.
+    """Return the elements of `input_ids`, or of a batch that is an integer tensor, including padding; otherwise 0.
 
-    This is what `tokens_seen` counts by default: it reads a shape, so that no run waits for a device because of it.
+    This is what `tokens_seen` counts by default: it reads only a shape, so no run waits for a device because of it.
     """
     if type(batch) in (tuple, list):
         return 0
@@ -24,7 +24,7 @@ def count_tokens(batch: Any) -> int:
 
 
 def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str], None]) -> int:
-    """Return how many positions of a batch a mean loss is the mean of, as far as the batch shows it.
+    """Return over how many positions of a batch a mean loss is taken, as far as the batch shows it.
 
     These are the labels that are not ignored: the 'labels' of a dict, or an integer second item of a tuple. Without
     labels, the ones in `attention_mask` count, otherwise the tokens. This waits for the device if the batch is on one.
@@ -49,7 +49,7 @@ def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str],
         counted = labels != ignore_index
         if (negative := labels[counted & (labels < 0)]).numel():
             warn(
-                f"labels that are {int(negative[0])} count as tokens, and only {ignore_index} is ignored; if the loss "
+                f"labels that are {int(negative[0])} count as tokens; only {ignore_index} is ignored; if the loss "
                 "ignores them, too, pass loss_fn=functools.partial(…, ignore_index=…) or count_tokens="
             )
         if isinstance(batch, Mapping) and _is_integer(inputs) and inputs.shape == labels.shape and labels.dim() > 1:
@@ -67,7 +67,7 @@ def _ignore_index(loss_fn: Any) -> int:
     """Return the `ignore_index` of a loss: its attribute, the only one among the modules in it, or its parameter."""
     parts = loss_fn.modules() if isinstance(loss_fn, torch.nn.Module) else [loss_fn]
     indices = [getattr(part, "ignore_index", None) for part in parts]
-    with suppress(TypeError, ValueError, KeyError):  # not a function, without a signature, without the parameter
+    with suppress(TypeError, ValueError, KeyError):  # it is not a function, has no signature, or lacks the parameter
         indices.append(signature(loss_fn).parameters["ignore_index"].default)  # This also covers a functools.partial.
     given = {index for index in indices if isinstance(index, int)} - {IGNORE_INDEX}
     return given.pop() if len(given) == 1 else IGNORE_INDEX

@@ -1,4 +1,4 @@
-"""The epochs of a run: how many there are, which batches they read, and whether these were as promised."""
+"""The epochs of a run: how many there are, which batches they read, and whether loaders kept their promises."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EpochRun(Run):
     def total_steps(self) -> int | None:
         """The number of optimizer steps in the run, if known.
 
-        Steps may have been made by hand, and earlier epochs may have had another length.
+        Steps may have been made by hand, and earlier epochs may have had a different length.
         """
         length, epochs, progress, by_epochs = self.epoch_batches, self.total_epochs, self.progress, None
         if length is not None and epochs is not None:
@@ -75,11 +75,12 @@ class EpochRun(Run):
             self.hooks.replan()
         else:
             self.begin_epoch()
-            self.is_reading = True  # a DataLoader may ask workers that live longer than an epoch
+            self.is_reading = True  # a DataLoader may ask workers that outlive an epoch
             batches = reader.start()
             progress.position = {}  # inside an epoch; the reader says where, when a checkpoint needs it
         self.signals.hold_worker_errors()
-        # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
+        # Cut off where the end is certain, because asking for one more batch would advance the random streams of some
+        # loaders.
         given = batches if reader.length is None else islice(batches, reader.length - reader.offset)
         return self.agreement.batches(given, loaders)
 
@@ -122,7 +123,7 @@ class EpochRun(Run):
     def stop_reading(self) -> None:
         """Let loaders know that the run reads no more batches of this epoch."""
         self.is_reading = True
-        # A run that was asked to stop reads nothing: after a signal its loader's workers may be gone.
+        # A run that was asked to stop reads nothing, because after a signal its loader's workers may be gone.
         if self.reader is not None and self.stop_reason is None:
             self.reader.stop(self.progress.batch_idx + 1)
 
@@ -138,7 +139,7 @@ class EpochRun(Run):
 
     def record_loader_losses(self) -> None:
         """Record `train/<loader>/loss` for each of several loaders that had micro-batches in the step."""
-        if len(self.train_loaders) < 2 or self.reader is None:  # steps by hand have no loader
+        if len(self.train_loaders) < 2 or self.reader is None:  # steps made by hand have no loader
             return
         args, window = self.event_args, self.accumulation
         only = MicroBatch(args.window_tensor(), 1.0, args.batch_idx, args.dataloader_name, args.step_metrics)

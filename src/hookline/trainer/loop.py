@@ -23,8 +23,8 @@ def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Ten
         while not run.is_finished():
             is_over = False
             try:
-                # No variable may hold the batches: if the run fails, the traceback would keep them, with the
-                # workers of a DataLoader, beyond on_train_end.
+                # No variable may hold the batches: if the run failed, the traceback would keep them, with the workers
+                # of a DataLoader, alive beyond on_train_end.
                 for batch in run.read_epoch():  # on_epoch_start
                     loss = train_batch(run, batch)
                     is_over = run.at_boundary()  # flush, validate, agree, save, stop

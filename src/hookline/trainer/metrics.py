@@ -2,8 +2,8 @@
 
 They are functions, called as ``fn(output, batch)`` for every batch and averaged by samples, and objects such as
 torchmetrics': they get every batch as ``update(predictions, target)`` and are computed at the end. Training measures
-functions, and objects whose value is a mean over samples: what they say of a batch is treated like a number that
-`step_fn` returns beside the loss.
+functions, and objects whose value is a mean over samples: their value for a batch is treated like a number that
+`step_fn` returns besides the loss.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class TrainingMetrics:
                 if isinstance(metric, SumMetric):
                     value: Any = metric.value(metric.measure(*_arguments(output, result, batch)))
                 else:
-                    # The backward pass follows, so a function gets views that it cannot change training with.
+                    # The backward pass follows, so a function gets views, with which it cannot change training.
                     value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
                 numbers.update(_as_numbers(name, value))
         return numbers
@@ -160,7 +160,7 @@ class ValidationMetrics:
         self._copies = {loader: _copies(self._objects, why) for loader in loaders if len(loaders) > 1}
 
     def measure_batch(self, loader: str, batch: Any, result: Any, output: Any) -> dict[str, Any]:
-        """Update the objects and return what the functions say.
+        """Update the objects and return the results of the functions.
 
         Args:
             loader: The batch's loader.
@@ -188,13 +188,13 @@ class ValidationMetrics:
     def compute(self, ranks: Ranks, averages: Mapping[str, float]) -> dict[str, float]:
         """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
 
-        The sums of built-in metrics are added up over the ranks. Of others, only an object knows how its values of
-        several ranks become one; torchmetrics' objects do that themselves. The results of other objects are averaged
-        over the ranks, so that all ranks decide by the same numbers.
+        The sums of built-in metrics are added up over the ranks. Only a metric object knows how its values are combined
+        over the ranks; torchmetrics' objects do that themselves. The results of other objects are averaged over the
+        ranks, so that all ranks decide by the same numbers.
 
         Args:
             ranks: The ranks.
-            averages: The other metrics of the validation, those of functions among them.
+            averages: The other metrics of the validation, including those of functions.
 
         Returns:
             All metrics; the user's come last, in the given order.
@@ -238,11 +238,11 @@ def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
         output: The model's output.
 
     Raises:
-        TrainingError: If a name is also a number that the step returns beside the loss, or there is no output.
+        TrainingError: If a name is also a number that the step returns besides the loss, or the output is missing.
     """
     for name in names:
         if isinstance(result, Mapping) and name in result:
-            raise TrainingError(f"metrics: {name!r} is also what the step returns beside the loss; rename one")
+            raise TrainingError(f"metrics: {name!r} is also returned by the step besides the loss; rename one")
     if output is UNKNOWN:
         raise TrainingError(
             "metrics need the model's output, and step_fn did not call the model itself, or was compiled with "
@@ -296,7 +296,7 @@ def _note_in_errors(note: str) -> Iterator[None]:
 
 
 def _arguments(output: Any, result: Any, batch: Any) -> tuple[Any, Any]:
-    """Return predictions and target as metric objects take them: without a target, the batch is the target."""
+    """Return predictions and target as metric objects take them; without a target, the batch is the target."""
     target = find_target(result, batch)
     return find_predictions(output), batch if target is UNKNOWN else target
 

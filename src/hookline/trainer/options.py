@@ -16,7 +16,7 @@ from hookline.errors import ConfigError, shown
 from hookline.record.labels import check_name, check_notes, check_tags
 
 OPTIONS_PAGE = "`hookline help options`"
-"""Lists the options, and what else constructors take."""
+"""Lists the options, and the other arguments of constructors."""
 
 
 def option(default: Any, about: str, bounded: Any = None) -> Any:
@@ -29,7 +29,7 @@ def option(default: Any, about: str, bounded: Any = None) -> Any:
 
 @dataclass(kw_only=True)
 class TrainerOptions:
-    """How a run is run."""
+    """How a run is carried out."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # read when a config file is validated
 
@@ -111,7 +111,7 @@ class TrainerOptions:
             if re.match(r"\w\w+:/", path):
                 why = f"{path!r} is not on a file system: pass the path of a directory, and copy runs elsewhere"
                 raise ConfigError(f"trainer.{name}", why)
-        # Labels that could not be printed are rejected; an empty text is none.
+        # Labels that could not be printed are rejected; an empty string means none.
         if self.name is not None:
             self.name = check_name(self.name, "trainer.name")
         if self.tags is not None:
@@ -125,9 +125,9 @@ class TrainerOptions:
         self._check_loader_schedule()
         if self.validate_every is not None:
             self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
-        if self.fast_dev_run:  # The loaders are not known here: they cut themselves off.
+        if self.fast_dev_run:  # The loaders are not known here, so they apply the limit themselves.
             self.max_epochs, self.record, self.debug = 1, False, True
-            if self.validate_every is not None:  # A trial is over before most periods are.
+            if self.validate_every is not None:  # A trial run ends before most periods do.
                 self.validate_every = "1 epoch"
 
     def _check_loader_schedule(self) -> None:
@@ -152,23 +152,23 @@ class TrainerOptions:
         if self.validate_every is None:
             return None
         period = Quantity.parse(self.validate_every, "trainer.validate_every", ("steps", "epochs"))
-        if not period.amount:  # hooks that wait for a validation must be able to tell that there is none
+        if not period.amount:  # hooks that wait for a validation must be able to see that there is none
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r} is never due; write null for never")
         return period
 
     @property
     def validation_limit(self) -> int | None:
-        """The most batches of each validation loader; None for all."""
+        """The maximum number of batches of each validation loader; None for all."""
         return self.fast_dev_run or self.overfit_batches or None
 
     @property
     def epochs(self) -> int | None:
-        """The most epochs; None if only max_steps limits the run."""
+        """The maximum number of epochs; None if only max_steps limits the run."""
         return self.max_epochs if self.max_epochs is not None else None if self.max_steps is not None else 1
 
     @classmethod
     def make(cls, values: dict[str, Any]) -> TrainerOptions:
-        """Make options from keywords; an unknown one is rejected with the nearest."""
+        """Make options from keywords; an unknown one is rejected, and the error suggests the nearest."""
         check_keywords(cls, values)
         return cls(**values)
 

@@ -1,4 +1,4 @@
-"""Train one model on several processes: DistributedDataParallel and FSDP2, as the user wrapped it or as options ask."""
+"""Train one model on several processes: DistributedDataParallel and FSDP2, wrapped by the user or by options."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ShardedEngine(Engine):
     _syncs = True  # whether FSDP reduces gradients in the current backward pass
 
     def find_copies(self, model: torch.nn.Module) -> None:
-        """Find out which ranks have the same batches: those of a tensor-parallel group, all of them without FSDP."""
+        """Find out which ranks have the same batches: those of a tensor-parallel group, or all of them without FSDP."""
         rank, world_size = rank_and_world_size()
         of_batch = list(range(world_size)) if kind_of_parallel(model) == "tensor" else ranks_of_batch(model, rank)
         self.copies, self._first_rank = len(of_batch), min(of_batch)
@@ -77,7 +77,7 @@ class ShardedEngine(Engine):
         return rank if self._first_rank is None else self._first_rank
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model; it was sharded on its device, before its optimizer was made."""
+        """Return the model; it was sharded on its device, before its optimizer was created."""
         return model
 
     def free_whole_weights(self, model: torch.nn.Module) -> None:
@@ -89,7 +89,7 @@ class ShardedEngine(Engine):
                 module.reshard()
 
     def sync_gradients(self, model: Any, is_last: bool) -> None:
-        """Let FSDP reduce gradients after the last micro-batch only."""
+        """Let FSDP reduce gradients only after the last micro-batch."""
         from torch.distributed.fsdp import FSDPModule
 
         if is_last == self._syncs:
@@ -112,7 +112,7 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
                 "the model is wrapped in FullyShardedDataParallel (FSDP1), which is not supported; use "
                 "torch.distributed.fsdp.fully_shard, or parallel='fsdp2' in a config"
             )
-    compiled = getattr(model, "_orig_mod", model)  # what torch.compile wraps, after Accelerate for instance
+    compiled = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps, after Accelerate for instance
     if isinstance(compiled, torch.nn.parallel.DistributedDataParallel):
         return "ddp"
     if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
@@ -123,8 +123,8 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
 def ranks_of_batch(model: torch.nn.Module, rank: int) -> list[int]:
     """Return the ranks that have the same batches as this one, given a model with FSDP2.
 
-    The mesh of a parameter has a dimension over which FSDP2 shards, before it perhaps one of replicas, and after it
-    those of tensor parallelism. The first dimension that is not replicated is FSDP2's.
+    The mesh of a parameter has a dimension over which FSDP2 shards. A dimension of replicas may come before it, and
+    those of tensor parallelism after it. The first dimension that is not replicated belongs to FSDP2.
     """
     ranks = [rank]
     for param in filter(is_sharded, model.parameters()):
@@ -140,15 +140,15 @@ def ranks_of_batch(model: torch.nn.Module, rank: int) -> list[int]:
 
 @cache
 def let_threads_end() -> None:
-    """Give the threads of gloo a moment at exit to drop the tensors of the last collective.
+    """Give gloo's threads a moment at exit to drop the tensors of the last collective.
 
-    They need the interpreter's lock for that, and one that asks for it later aborts the process.
+    They need the interpreter's lock for that, and a thread that asks for it later aborts the process.
     """
     atexit.register(time.sleep, EXIT_SECONDS)
 
 
 def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> Engine:
-    """Return the engine for a model: as it is wrapped, or as `parallel` asks.
+    """Return the engine for a model, as it is wrapped or as `parallel` asks.
 
     Raises:
         ConfigError: If `parallel` and the process group or the model do not fit together.
@@ -175,7 +175,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
         what = {
             "auto": "the model is neither wrapped nor sharded, so each process would train its own copy: pass "
             "DistributedDataParallel(model) or fully_shard(model), or parallel='ddp'",
-            "fsdp2": "a model must be sharded before its optimizer is made: call fully_shard(model) first, or train "
+            "fsdp2": "a model must be sharded before its optimizer is created: call fully_shard(model) first, or train "
             "from a config",
         }[requested]
         raise ConfigError("trainer.parallel", f"{ranks.world_size} processes, and {what}")
@@ -222,7 +222,7 @@ def start_processes(options: TrainerOptions) -> TrainerOptions:
 def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> torch.nn.Module:
     """Shard a model over all ranks with FSDP2: each module that `shard_modules` selects by itself, then the rest.
 
-    Of modules inside each other that are selected, the outermost is sharded.
+    If selected modules are nested, the outermost is sharded.
 
     Raises:
         ConfigError: If a pattern selects nothing, or the ranks cannot be divided into `replicas`.
@@ -238,12 +238,12 @@ def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions)
         del sizes["replicate"]
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     model.to(device)
-    for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of other first weights
+    for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of different initial weights
         torch.distributed.broadcast(tensor.detach(), 0)
     named = plain_modules(model)
     chosen = select(options.shard_modules, named, "trainer.shard_modules") if options.shard_modules else []
     for name in chosen:
-        if not any(name.startswith(f"{outer}.") for outer in chosen):  # `*` matches what is inside of a block, too
+        if not any(name.startswith(f"{outer}.") for outer in chosen):  # `*` also matches modules inside a block
             fully_shard(named[name], mesh=mesh)
     fully_shard(unwrap_module(model), mesh=mesh)
     return model

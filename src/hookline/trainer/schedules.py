@@ -1,4 +1,4 @@
-"""Resume optimizers and learning-rate schedules: at the step of the checkpoint, with the settings that they have now.
+"""Resume optimizers and learning-rate schedules at the step of the checkpoint, with their current settings.
 
 A checkpoint has the settings of an optimizer and a scheduler, too, and torch loads both, so that a new `lr` or a longer
 `T_max` would be lost.
@@ -40,7 +40,7 @@ AFTER_END = {
 
 
 def settings_of(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
-    """Return what the groups of optimizers are made with, such as `lr`, before training or a scheduler changes it."""
+    """Return the settings of optimizers' groups, such as `lr`, before training or a scheduler changes them."""
     return [
         [{key: _plain(value) for key, value in group.items() if key not in _NO_SETTINGS} for group in made.param_groups]
         for made in optimizers
@@ -48,17 +48,17 @@ def settings_of(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
 
 
 def check_kind_of_scheduler(scheduler: Any, state: State) -> None:
-    """Reject the state of another kind of scheduler, which torch would load, and which would follow no schedule.
+    """Reject the state of a different kind of scheduler, which torch would load, and which would follow no schedule.
 
     Raises:
         CheckpointError: If only one of them has some fields; the message lists them.
     """
     # A scheduler's functions are not saved.
     present, saved = {key for key, value in scheduler.state_dict().items() if not callable(value)}, state.keys()
-    # A newer torch may have added something that is no setting, so that on one side alone says nothing.
+    # A newer torch may have added something that is not a setting, so a difference on only one side proves nothing.
     is_setting = not {key.lstrip("_") for key in present ^ saved}.isdisjoint(SETTINGS)
     missing, added = ({key for key in keys if key[0] != "_"} for keys in (saved - present, present - saved))
-    # The state of a scheduler of the user's may have other keys once it has stepped.
+    # The state of a user's own scheduler may have other keys once it has stepped.
     if is_setting or (missing and added and type(scheduler).__module__.startswith("torch.")):
         raise another_kind("the checkpoint has the state of another kind of scheduler", scheduler, present, saved)
 
@@ -80,7 +80,7 @@ def restore_schedulers(
         made_with: The options of the optimizers of the checkpoint's run.
 
     Raises:
-        CheckpointError: If a scheduler ends before the step of the checkpoint, and cannot go there.
+        CheckpointError: If a scheduler ends before the step of the checkpoint, and cannot move there.
     """
     pairs = list(zip(run.schedulers, states, strict=True))
     changes = [_changes(scheduler, state) for scheduler, state in pairs]
@@ -90,7 +90,7 @@ def restore_schedulers(
     moved = [index for index, owner in enumerate(owners) if any(owner is other for other in changed)]
     places = {index: _place(states[index]) for index in moved}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of schedulers that step before their optimizer
+        warnings.simplefilter("ignore")  # torch warns about schedulers that step before their optimizer
         for place in range(max(places.values(), default=0)):
             for index in moved:
                 if place < places[index]:
@@ -152,7 +152,7 @@ def warn_of_ends(run: CheckpointedRun) -> None:
 
 
 def _changes(scheduler: Any, saved: State) -> str:
-    """Say in which settings a scheduler differs from its saved state; empty if in none, or if it has begun."""
+    """Say in which settings a scheduler differs from its saved state; empty if in none, or if it has already begun."""
     now = scheduler.state_dict()
     if isinstance(scheduler, ReduceLROnPlateau) or not hasattr(scheduler, "optimizer") or _place(now):
         return ""
@@ -167,12 +167,12 @@ def _changes(scheduler: Any, saved: State) -> str:
         pairs = zip(saved["base_lrs"], scheduler.lr_lambdas, strict=True)
         if [float(rate * factor(place)) for rate, factor in pairs] != list(map(float, saved["_last_lr"])):
             keep = "create it with the parameters that it had, such as total_steps"
-            return f"{name} has another function (to keep its schedule, {keep})"
+            return f"{name} has a different function (to keep its schedule, {keep})"
     return ""
 
 
 def _settings(state: State) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a scheduler and of those inside of it."""
+    """Yield the settings of a scheduler and of those inside it."""
     yield from ((key.lstrip("_"), value) for key, value in state.items() if key.lstrip("_") in SETTINGS)
     if "base_lrs" in state:
         yield "the optimizer's lr", [*map(_plain, state["base_lrs"])]
@@ -194,12 +194,12 @@ def _ends(state: State, begin: int = 0) -> Iterator[tuple[str, int, int]]:
     for part, at, following in zip(inner, begins, nexts, strict=True):
         yield from (setting for setting in _ends(part, begin + at) if setting[2] < begin + following)
     for name in AFTER_END.keys() & state.keys():
-        if name != "total_iters" or "power" in state or state.get("end_factor") == 0:  # others stay at a rate
+        if name != "total_iters" or "power" in state or state.get("end_factor") == 0:  # others end at a constant rate
             yield name, state[name], begin + state[name]
 
 
 def _end_of_function(scheduler: Any, place: int, last: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the next step at which a `LambdaLR` falls to 0, as those of Transformers do at their end."""
+    """Yield the next step at which a `LambdaLR` falls to 0, as Transformers' schedules do at their end."""
     factors = scheduler.lr_lambdas if isinstance(scheduler, LambdaLR) else ()
     ends = (step for step in range(place, last) if all(factor(step) == 0 < factor(step - 1) for factor in factors))
     for end in islice(ends, 1 if factors else 0):

@@ -37,7 +37,7 @@ SAME_SECTIONS = (
 
 
 def collect_sections(run: CheckpointedRun) -> dict[str, Any]:
-    """Return the sections of a checkpoint; those of hooks are encoded already."""
+    """Return the sections of a checkpoint; the hooks' sections are already encoded."""
     scaler, batches = run.engine.scaler, run.reader
     of_hooks = hooks_state(run)
     return {
@@ -65,9 +65,9 @@ def collect_sections(run: CheckpointedRun) -> dict[str, Any]:
 
 
 def alike_sections(model: torch.nn.Module) -> Alike:
-    """Return what all ranks have alike, shards of tensors aside: rank 0 saves it. None stands for a whole section.
+    """Return what is identical on all ranks, without shards; rank 0 saves it. None stands for a whole section.
 
-    Of the model these are the parameters, if it is a DDP model. Buffers may differ.
+    For the model, these are the parameters, if it is a DDP model. Buffers may differ.
     """
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     parameters = list(plain_parameters(model, remove_duplicate=False)) if is_ddp else []
@@ -97,7 +97,7 @@ def _stop(run: CheckpointedRun) -> dict[str, Any]:
 def _stop_terms(run: CheckpointedRun, by: str | None) -> str:
     """Return the hash of the settings that a stop depends on: the run's length, and the hook's plain parameters.
 
-    Only whether they are the same is of interest, and one of them may be a secret.
+    Only their equality matters, and one of them may be a secret.
     """
     hooks = [hook.parameters for hook in run.hooks.list_hooks() if hook.name == by]
     parameters = {key: value for hook in hooks for key, value in hook.items() if isinstance(value, (int, float, str))}
@@ -106,17 +106,17 @@ def _stop_terms(run: CheckpointedRun, by: str | None) -> str:
 
 
 def pending_stop(run: CheckpointedRun) -> tuple[str, str | None] | None:
-    """Return the reason and hook of the stop during which the resumed run was killed; None if it should train on.
+    """Return the reason and hook of the stop during which the resumed run was killed; None if it should continue.
 
-    That is if the stop was carried out: this attempt or a later one was closed, with any outcome but "interrupted", so
-    that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's `patience`; or if
-    this is another run.
+    That is the case if the stop was carried out: this attempt or a later one was closed, with any outcome but
+    "interrupted", so that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's
+    `patience`; or if this is another run.
     """
     stop = run.run_status.loaded_stop
     if stop is None or stop["run_id"] != run.run_id or stop["under"] != _stop_terms(run, stop["by"]):
         return None
     attempts = run.record.run["attempts"][stop["attempt"] - 1 : -1]
-    # Without an outcome, the attempt was killed.
+    # An attempt without an outcome was killed.
     outcomes = [attempt.get("outcome") for attempt in attempts]
     was_carried_out = any(outcome not in (None, "interrupted") for outcome in outcomes)
     return None if was_carried_out else (stop["reason"], stop["by"])
@@ -128,12 +128,12 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     for what, present in (("optimizers", run.optimizers), ("schedulers", run.schedulers)):
         then, now = len(sections[what]), len(present)
         if then != now:
-            raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}; the numbers must match")
+            raise CheckpointError(f"the checkpoint has {then} {what}, but this run has {now}; the numbers must match")
     for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
         check_kind(optimizer, state)
     for scheduler, state in zip(run.schedulers, sections["schedulers"], strict=True):
         check_kind_of_scheduler(scheduler, state)
-    # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
+    # This way, a run that cannot continue there changes nothing; without a run, perhaps only the weights are wanted.
     if run.running and (position := sections["position"]) is not None:
         reader = run.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
@@ -155,7 +155,7 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     restore_source_states(run.train_loaders, sections["loaders"]["train"])
     restore_source_states(run.val_loaders, sections["loaders"]["val"])
     restore_loader_states(run.train_loaders, sections["loaders"]["own"])
-    run.train_loaders.idle_states.clear()  # they are of a later time
+    run.train_loaders.idle_states.clear()  # they belong to a later time
     restore_rng(sections["rng"])
 
 
@@ -170,7 +170,7 @@ def load_weights(model: torch.nn.Module, source: str | Path | SavedCheckpoint) -
 
 
 def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
-    """Load the weights; the frozen ones that a checkpoint was saved without have to be in the model."""
+    """Load the weights; the model must provide the frozen ones that a checkpoint was saved without."""
     weights = fill_in_frozen(model, sections["model"], sections.get("frozen", {}))
     load_saved_weights(model, weights)
 
@@ -199,8 +199,8 @@ def _read_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> dict[str, An
 def _sections_of_rank(run: CheckpointedRun, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
     """Turn rank 0's sections into those of this rank, for a checkpoint that more or fewer ranks have saved.
 
-    A rank that existed then continues its random streams, and a new rank starts new ones. Rank 0 gets the losses of the
-    epoch of all ranks, because every mean is taken over all ranks.
+    A rank that existed then continues its random streams, and a new rank starts new ones. Rank 0 gets the epoch's
+    losses of all ranks, because every mean is taken over all ranks.
     """
     ranks, count = run.ranks, saved.world_size
     drawing = run.engine.first_with_batch(ranks.rank)  # Ranks that share each batch draw the same numbers.
@@ -218,7 +218,7 @@ def _warn_of_other_ranks(run: CheckpointedRun, count: int) -> None:
     now = run.ranks.world_size
     why = (
         f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(now)}: weights, optimizers and "
-        "hooks are the same, random numbers (dropout) and the order of samples are not, and with the same batch_size a "
+        "hooks are the same; random numbers (dropout) and the order of samples are not; and with the same batch_size a "
         f"step has {now / count:g} times as many samples"
     )
     logger.warning("%s", why)
@@ -248,7 +248,7 @@ def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
 def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
     """Return a function that finds the parameter of a hook's saved tensor, whose name ends with the parameter's.
 
-    A tensor that was saved whole beside a sharded parameter, or in shards beside a whole one, is read as a whole.
+    A tensor that was saved whole although its parameter is sharded, or the other way around, is read as a whole.
     """
     present, then = plain_state_dict(model), saved.tensors("model")
 

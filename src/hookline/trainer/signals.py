@@ -18,8 +18,8 @@ from hookline._terminal import begin_line
 from hookline.record.outcome import TERMINATED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Schedulers signal every process of a job, and torchrun passes on the signal that it gets itself, some time later:
-# each rank gets two of one request. A person presses Ctrl-C once for each SIGINT.
+# Schedulers signal every process of a job, and torchrun passes on the signal that it gets itself, some time later, so
+# each rank gets two signals for one request. When a person presses Ctrl-C, each SIGINT counts.
 REPEAT_SECONDS = 10.0
 ACKNOWLEDGED = {
     signal.SIGINT: "Ctrl-C: ending when {done}; press Ctrl-C again to end now",
@@ -28,12 +28,12 @@ ACKNOWLEDGED = {
 
 
 class SignalHandler:
-    """Handle the signals that arrive inside a ``with`` block; `exit` then does what the signal asked for.
+    """Handle the signals that arrive inside a ``with`` block; `exit` then does what the signal requested.
 
     Args:
-        on_signal: Called with the name of the first signal. It may run between any two instructions of the run, in the
-            middle of a write too, so it must do nothing but assignments.
-        console: Whether to print at once that the first signal has arrived, and how to end without waiting.
+        on_signal: Called with the name of the first signal. It may run between any two instructions of the run, even in
+            the middle of a write, so it must only make assignments.
+        console: Whether to print immediately that the first signal has arrived, and how to end without waiting.
         saves: Whether the run writes checkpoints, for the sentence that is printed.
     """
 
@@ -42,19 +42,19 @@ class SignalHandler:
         self.worker_error: Exception | None = None
         """What torch reported about a dead worker, if anything."""
         self.waits_for = "this step is saved" if saves else "this step is done"
-        """The condition for the end of the run, as the printed sentence names it."""
+        """The condition for the end of the run, for the printed sentence."""
         self._on_signal, self._console = on_signal, console
         self._pid = os.getpid()
         self._caught_at = 0.0
         self._previous: dict[int, Any] = {}
-        self._child_handler: Any = None  # the handler of SIGCHLD that this one calls
+        self._child_handler: Any = None  # the SIGCHLD handler that ours calls
         self._replaced: Any = None  # the handler of SIGCHLD that was installed
 
     def __enter__(self) -> SignalHandler:
         """Install the handlers if this is the main thread; an ignored signal stays ignored."""
         for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             previous = signal.getsignal(number)
-            if previous in (signal.SIG_IGN, None):  # None: not set from Python, so that it could not be restored
+            if previous in (signal.SIG_IGN, None):  # None: it was not set from Python, so it could not be restored
                 continue
             signal.signal(number, self._handle)
             self._previous[number] = previous
@@ -73,11 +73,11 @@ class SignalHandler:
                 signal.signal(signal.SIGCHLD, self._replaced)
 
     def hold_worker_errors(self) -> None:
-        """Keep the handler of SIGCHLD from raising into the run; call this when loaders have started.
+        """Keep the handler of SIGCHLD from raising inside the run; call this when loaders have started.
 
-        torch installs one that raises as soon as a worker of a DataLoader dies, in whatever line the run is then: in
-        the middle of an optimizer step, or of a save. A signal to the process group ends the workers, too. The loader
-        itself reports a dead worker when it is read, where nothing is half done.
+        torch installs one that raises as soon as a worker of a DataLoader dies, whichever line the run is executing,
+        perhaps in the middle of an optimizer step or a save. A signal to the process group ends the workers, too. The
+        loader itself reports a dead worker when it is read, where no work is half done.
         """
         current = signal.getsignal(signal.SIGCHLD)
         if current == self._keep_error or not callable(current):  # torch installs its handler once per process
@@ -90,7 +90,7 @@ class SignalHandler:
             signal.signal(signal.SIGCHLD, self._keep_error)
 
     def _keep_error(self, number: int, frame: FrameType | None) -> None:
-        """Call torch's handler of SIGCHLD, and keep what it raises; in a forked process it is raised."""
+        """Call torch's handler of SIGCHLD and store its exception; in a forked process, raise it."""
         try:
             self._child_handler(number, frame)
         except Exception as error:
@@ -99,12 +99,12 @@ class SignalHandler:
             self.worker_error = error
 
     def adopt(self, name: str | None) -> None:
-        """End as if this process had caught the signal that another rank has caught; None does nothing."""
+        """End as if this process had caught the signal that another rank has caught; do nothing for None."""
         if name is not None and self.caught is None:
             self.caught, self._caught_at = signal.Signals[name], monotonic()
 
     def exit(self) -> None:
-        """Do what the caught signal, if any, asked for; call this after the run was closed."""
+        """Do what the caught signal, if any, requested; call this after the run was closed."""
         if self.caught == signal.SIGTERM:
             raise SystemExit(TERMINATED)
         if self.caught is not None:
@@ -114,7 +114,7 @@ class SignalHandler:
         if os.getpid() != self._pid:
             self._handle_in_child(number, frame)
         elif self.caught is not None:  # a second signal: its sender cannot wait
-            if number == signal.SIGINT:  # ends what runs in a notebook, but not the notebook
+            if number == signal.SIGINT:  # ends the code that a notebook runs, but not the notebook
                 raise KeyboardInterrupt
             if monotonic() - self._caught_at >= REPEAT_SECONDS:
                 os._exit(128 + number)
@@ -125,10 +125,10 @@ class SignalHandler:
             if self._console:
                 line = ACKNOWLEDGED[self.caught].format(done=self.waits_for)
                 with contextlib.suppress(Exception):  # stderr is closed, or not a file
-                    # Past Python's buffers, in which the signal may have arrived.
+                    # This bypasses Python's buffers, because the signal may have arrived inside them.
                     os.write(sys.stderr.fileno(), f"{begin_line()}hookline: {line}\n".encode())
             previous = self._previous.get(number)
-            # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
+            # At this point, Python's own handler for Ctrl-C would only raise KeyboardInterrupt.
             if callable(previous) and previous is not signal.default_int_handler:
                 previous(number, frame)
 

@@ -54,9 +54,9 @@ class ForwardPass:
         self.make_step()
 
     def make_step(self) -> None:
-        """Make the function from a batch to what step_fn, loss_fn or the model returns; again if one was replaced."""
+        """Build the function from a batch to the result of step_fn, loss_fn or the model, again if one was replaced."""
         self.compute = self._trainer.agreement.measure(self.compute_with(self.model))
-        self._is_unchecked = True  # whether the next batch shows if the forward pass does the trainer's work
+        self._is_unchecked = True  # whether the next batch checks that the forward pass does not do the trainer's work
 
     def compute_with(self, model: Any) -> Callable[[Any], Any]:
         """Return the function from a batch to a loss, or to a result that contains one, in the run's precision."""
@@ -107,7 +107,7 @@ class ForwardPass:
         return result
 
     def compute_loss(self, batch: Any) -> torch.Tensor:
-        """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are set for hooks."""
+        """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are kept for hooks."""
         trainer, args = self._trainer, self._trainer.event_args
         compute = self._compute_checked if self._is_unchecked else self.compute
         wants_output = not OUTPUT_AND_TARGET.isdisjoint(trainer.hooks.dispatch_table.named_at("on_train_batch_end"))
@@ -134,14 +134,14 @@ class ForwardPass:
 
 
 def _call_loss_fn(model: Any, loss_fn: Callable[..., Any], batch: Any) -> Any:
-    """Return the loss: of a tuple, the first item goes to the model, the second to `loss_fn`, which else gets all."""
+    """Return the loss: a tuple's items go to the model and to `loss_fn`; of other batches, `loss_fn` gets all."""
     if isinstance(batch, (tuple, list)):  # first, because isinstance(…, Mapping) is slow
         return loss_fn(model(batch[0]), batch[1])
     return loss_fn(model(**batch) if isinstance(batch, Mapping) else model(batch), batch)
 
 
 def _call_model(model: Any, batch: Any) -> Any:
-    """Return what the model makes of a batch: each item of a tuple or a dict is an argument."""
+    """Return the model's output for a batch: each item of a tuple or a dict is an argument."""
     if not isinstance(batch, (tuple, list)):
         return model(**batch) if isinstance(batch, Mapping) else model(batch)
     try:
@@ -153,7 +153,7 @@ def _call_model(model: Any, batch: Any) -> Any:
 
 
 def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return the loss in the result of a step, and the single numbers beside it in a dict.
+    """Return the loss in the result of a step, and the other single numbers in a dict.
 
     'output' and 'target' are not metrics, even as single numbers: a validation passes them to the user's metrics.
 
@@ -182,7 +182,7 @@ def _is_metric(key: Any, value: Any) -> bool:
     if key in ("loss", "output", "target") or not isinstance(key, str) or not is_number(value):
         return False
     if isinstance(value, torch.Tensor) and value.is_complex():
-        what = f"{key!r}, beside the loss, is a complex number"
+        what = f"{key!r}, besides the loss, is a complex number"
         raise TrainingError(f"{what}, which a record cannot store; return a real number")
     return True
 

@@ -1,10 +1,10 @@
 """Measure where each rank spends its steps, and report a rank that is persistently slower than the others.
 
 All ranks finish a step at the same time, because they wait for each other in its collectives. So the slowest rank is
-not the one with the longest steps. It is the one that spends most time outside of collectives: reading data, in the
+not the one with the longest steps, but the one that spends the most time outside of collectives: reading data, in the
 forward pass under DDP, in its hooks, and in the optimizer. The rank that arrives last has the shortest backward pass,
-and the others wait for the rest of theirs. Under FSDP2 this is true of the forward pass, too. Times are host times, and
-nothing waits for a device.
+because the others spend the rest of theirs waiting. Under FSDP2 this is true of the forward pass, too. Times are host
+times, and nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RankTimes:
         """Return the forward pass with a clock around it."""
 
         def timed(batch: Any) -> Any:
-            if self._mark is None:  # a step by hand, whose batch nothing has read
+            if self._mark is None:  # a step made by hand, whose batch was not read from a loader
                 return compute(batch)
             began = perf_counter()
             self.other += began - self._mark
@@ -85,7 +85,7 @@ class RankTimes:
             self.steps += 1
 
     def end_step(self) -> None:
-        """Stop the clock until the next batch: other things than steps come now."""
+        """Stop the clock until the next batch, because what comes next is not part of a step."""
         if self._mark is not None:
             self.other += perf_counter() - self._mark
             self._mark = None
@@ -93,7 +93,7 @@ class RankTimes:
     # ---- exchanging --------------------------------------------------------------------------------------------------
 
     def share(self) -> None:
-        """Hand in the times since the last exchange. All ranks have taken the same steps."""
+        """Contribute the times since the last exchange. All ranks have taken the same steps."""
         if not self.steps:
             return
         trainer, model, ranks = self._trainer, self._trainer.model, self._trainer.ranks
@@ -109,7 +109,7 @@ class RankTimes:
             return torch.tensor([busy, -forward, -backward], dtype=torch.float64)
 
         def sums(maxima: Tensor) -> Tensor:
-            """Return the times that means are taken of, and all times of this rank if it is the slowest."""
+            """Return the times to be averaged, and all times of this rank if it is the slowest."""
             slowest, least_forward, least_backward = maxima.tolist()
             waiting = backward + least_backward + (forward + least_forward if forward_waits else 0.0)
             working = other + forward + backward - waiting
@@ -119,7 +119,7 @@ class RankTimes:
         def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
             """Return the times of the slowest rank, and how long the ranks wait on average."""
             all_busy, all_waiting, count, rank, data, working, waiting, busy = sums.tolist()
-            if count != 1:  # two were equally slow to the last bit
+            if count != 1:  # two ranks were equally slow, to the last bit
                 return {}
             others = (all_busy - busy) / (ranks.world_size - 1)
             self.judge(step, int(rank), busy, others, data + working + waiting)
@@ -134,7 +134,7 @@ class RankTimes:
         trainer.record.share(SharedPart("times", step, trainer.progress.epoch, {"times": (3, 8)}, finish, maxima, sums))
 
     def judge(self, step: int, rank: int, busy: float, others: float, step_seconds: float) -> None:
-        """Warn, once, of a rank that was slower than the others in several exchanges in a row.
+        """Warn, once, about a rank that was slower than the others in several exchanges in a row.
 
         Args:
             step: The step of the exchange.

@@ -67,7 +67,7 @@ class Components:
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
     """Steps an optimizer, instead of its `step()`."""
     metrics: Mapping[str, Any] | None = None
-    """Metrics of validations, and of training where they are means over samples."""
+    """Metrics of validations, and of training if they are means over samples."""
     count_tokens: Callable[[Any], int] | None = None
     """Returns the number of tokens in a batch, without padding."""
     config: Any = None
@@ -80,7 +80,7 @@ class Trainer(CheckpointedRun):
     """Runs the training loop and holds the hooks. Hooks get it as `trainer`, and may set attributes on it.
 
     The state of a run is in three objects: `progress` (saved counters), `run_status` (how the run ends, and trouble)
-    and `event_args` (the values that hooks name). Its most frequently used values are properties of the trainer.
+    and `event_args` (the values that hooks name). Its most frequently used values are also properties of the trainer.
     """
 
     can_validate = knows_validation_batches = can_rerun = True
@@ -132,7 +132,7 @@ class Trainer(CheckpointedRun):
         """Make a trainer from the config of a run, with the weights of a checkpoint, to validate and predict.
 
         Only the run's hooks that change activations are created. If the run has averaged its weights (`ema`), the
-        trainer has the average, which the run's validations measured. Nothing is written, and your random streams stay
+        trainer uses the average, which the run's validations measured. Nothing is written, and your random streams stay
         unchanged. It does not train, because it has neither the run's other hooks nor the state of its optimizers.
 
         >>> metrics = Trainer.load("latest").validate()
@@ -140,7 +140,7 @@ class Trainer(CheckpointedRun):
         Args:
             run: A run or a checkpoint, by its path or name.
             overrides: Changes of single values of the config, each written as ``"a.b=value"``.
-            checkpoint: "best", "last", a step, or a checkpoint's name or path; without it the best one, if a hook has
+            checkpoint: "best", "last", a step, or a checkpoint's name or path; by default the best one, if a hook has
                 ranked them, otherwise the last.
             allow: Prefixes under which the config may name dotted paths.
             device: Device to run on (default: cuda if available, otherwise cpu).
@@ -183,7 +183,7 @@ class Trainer(CheckpointedRun):
             The final state, as hooks get it as `state`.
         """
         _refuse_arguments("fit", unknown)
-        self._check_can_begin()  # before anything of the run in progress is changed
+        self._check_can_begin()  # before anything in the run in progress is changed
         self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
         options, step, loaders = self.options, self.step, (self.train_loaders, self.val_loaders)
         length = options.max_epochs, options.max_steps
@@ -250,12 +250,12 @@ class Trainer(CheckpointedRun):
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
             self.reset_steps()
-        if self.reader is not None:  # the run that it read for may be continued where it stopped
+        if self.reader is not None:  # the run that it was read for may be continued where it stopped
             self.progress.position, self.reader = self.position(), None
-        if not self.run_status.by_hand:  # the model may have changed since the trainer was made
+        if not self.run_status.by_hand:  # the model may have changed since the trainer was created
             self.unowned_params = unowned_parameters(self.model, self.params)
         self.load_initial_weights()
-        self.hooks.attach()  # They stay: detaching at every step would cost more than the hooks.
+        self.hooks.attach()  # They stay attached, because detaching them at every step would cost more than the hooks.
         with self.run_status.manual_step():
             loss = train_batch(self, batch)
             self.at_boundary()
@@ -277,7 +277,7 @@ class Trainer(CheckpointedRun):
         """Return the model's outputs for every batch, in eval mode; the input is the first item of a tuple batch.
 
         Args:
-            loaders: A loader, or a list or dict of loaders; by default those of the validation.
+            loaders: A loader, or a list or dict of loaders; by default, the validation loaders.
         """
         _refuse_arguments("predict", unknown)
         chosen = named_loaders(loaders, "predict") or self.val_loaders
@@ -440,7 +440,7 @@ class Trainer(CheckpointedRun):
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
         resolved, options = self._components.resolved, asdict(self.options)
-        del options["resume"]  # how the run was started; a run like it may be started in another way
+        del options["resume"]  # how the run was started; a run with the same config may be started differently
         if resolved is not None:
             return {**resolved, "trainer": options}
         described = dict(super().describe())
@@ -521,7 +521,7 @@ BaseTrainer = Trainer
 
 
 def _refuse_arguments(method: str, unknown: Iterable[str]) -> None:
-    """Reject arguments that a method does not have, with the nearest one that it has; `train` has those of `fit`."""
+    """Reject arguments that a method does not have, and suggest the nearest one; `train` takes those of `fit`."""
     takes = Trainer.fit if method == "train" else getattr(Trainer, method)
     accepted = [name for name in signature(takes).parameters if name not in ("self", "unknown")]
     for name in unknown:

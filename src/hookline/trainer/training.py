@@ -1,6 +1,6 @@
 """Everything that only our trainer does around a run: opening line, ranks, seeds, signals, resuming, sanity check.
 
-Other hosts leave these alone, because each of them would change a foreign run.
+Other hosts do none of this, because each item would change a foreign run.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from hookline.trainer.validation import sanity_check
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-_SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
+_SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, without making it too long
 AUTO = "auto"
 UNFINISHED = (KILLED, Outcome.INTERRUPTED, Outcome.FAILED)
-_numbers = count(1)  # Numbers the runs of a process: a script that starts again makes the same runs in the same order.
+_numbers = count(1)  # Numbers the runs of a process: a script that is restarted makes the same runs in the same order.
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def training(trainer: Trainer, resume: str | Path | None, fork: bool = False) ->
 
 @cache
 def unfinished_runs() -> WeakSet[Generator[Any, Any, Any]]:
-    """Return the iterators of runs to close when the interpreter exits, while closing a record is still possible."""
+    """Return the iterators of runs to close when the interpreter exits, while a record can still be closed."""
     runs: WeakSet[Generator[Any, Any, Any]] = WeakSet()
 
     def close_all() -> None:
@@ -125,7 +125,7 @@ def unfinished_runs() -> WeakSet[Generator[Any, Any, Any]]:
 
 
 def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, Any] | None) -> Path | Found | None:
-    """Compare the ranks, check the run, seed, and open the record. An exception here ends no run: none has begun.
+    """Compare the ranks, check the run, seed, and open the record. An exception here ends no run yet.
 
     Returns:
         What to resume from. Rank 0 has found the checkpoint already if it begins a new run, whose lineage names it.
@@ -156,7 +156,7 @@ def _find_source(resume: Path, found: list[Found]) -> dict[str, Any]:
 
 
 def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
-    """Open the run's record: rank 0 writes its files, the others what happens to them alone."""
+    """Open the run's record: rank 0 writes its files, and the others write what concerns them alone."""
     options, config, ranks = trainer.options, trainer.describe(), trainer.ranks
     opened: list[Record] = []
 
@@ -175,7 +175,7 @@ def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
 
 
 def _labels(trainer: Trainer, source: Path | None) -> Labels:
-    """Return the labels of a new run: those of its options; tags and notes that they lack are those of its source.
+    """Return the labels of a new run: those of its options; missing tags and notes are taken from its source.
 
     A name is not inherited, because it names one run.
     """
@@ -219,14 +219,14 @@ def prepare_training(trainer: Trainer, resume: Path | Found | None) -> dict[str,
         torch.use_deterministic_algorithms(True)
     trainer.until_end.callback(trainer.hooks.add_registration_check(partial(_check_loader_schedule, trainer)))
     trainer.model.zero_grad(set_to_none=True)
-    if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
+    if not trainer.model.training:  # as models from a hub come; individual modules that are in eval mode stay in it
         trainer.model.train()
     needs_metric = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in trainer.schedulers)
     if needs_metric and not trainer.validates_on_schedule:
         raise TrainingError("ReduceLROnPlateau needs val/loss: pass a validation loader and set validate_every")
-    # A run that was killed before its first checkpoint starts again, with everything that a new one begins with.
+    # A run that was killed before its first checkpoint starts over, like a new run.
     is_new = resume is None or trainer.ranks.first(partial(has_no_checkpoint_yet, resume))
-    if is_new or options.trainable_only:  # a checkpoint may lack the frozen weights only
+    if is_new or options.trainable_only:  # only frozen weights may be missing from a checkpoint
         trainer.load_initial_weights()
     trainer.find_frozen()
     if resume is not None and is_new:
@@ -263,7 +263,7 @@ def _resume(trainer: Trainer, source: Path | Found) -> None:
 
 
 def _set_aside(trainer: Trainer, directory: Path, step: int) -> None:
-    """Move checkpoints of later steps away, which are not states that the resumed run will reach."""
+    """Move checkpoints of later steps away, because the resumed run will never reach their states."""
     for moved in trainer.ranks.first(partial(set_aside_later, directory, step)):
         logger.warning("moved a checkpoint of a later step away: %s", moved)
         trainer.note("checkpoint_abandoned", path=moved)
@@ -296,9 +296,10 @@ def opening_line(trainer: Trainer) -> str:
 
 
 def _describe_launch(trainer: Trainer) -> dict[str, Any] | None:
-    """Return launch and number of a run that begins, for run.json; None if no launcher would start it again.
+    """Return the launch and the number of a run that begins, for run.json; None if no launcher would start it again.
 
-    A later launch may have the same id, so the processes that started the ranks tell launches apart: one per machine.
+    A later launch may have the same id, so launches are distinguished by the processes that started the ranks, one per
+    machine.
     """
     launch, number = os.environ.get("TORCHELASTIC_RUN_ID"), next(_numbers)
     if launch is None:
@@ -315,7 +316,7 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
     Args:
         trainer: The trainer.
         launch: The launch of the run that begins, if a launcher would start it again.
-        resume: What the script asks to resume from.
+        resume: The run or checkpoint that the script asks to resume from.
     """
     if launch is None or not trainer.options.record:
         return None
@@ -327,7 +328,7 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
     if resume is not None and (run := run_directory(resume)) is not None:
         places.append(run.parent)
     newest = trainer.ranks.first(partial(_find_launched, _runs_like(trainer, places), launch))
-    then = f"continuing {newest}" if newest is not None else "starting a new run, because they had started none like it"
+    then = f"continuing {newest}" if newest is not None else "starting a new run, because they had begun none like it"
     logger.warning("the processes were started again (restart %d): %s", restarts, then)
     return None if newest is None else Path(newest)
 
@@ -363,9 +364,9 @@ def _runs_like(trainer: Trainer, places: list[Path]) -> Iterator[RunFiles]:
 
 
 def _unfinished_run(trainer: Trainer) -> Path | None:
-    """Return the newest run with this config that was killed, was interrupted or has failed, and print which it is.
+    """Return the newest run with this config that was killed, was interrupted or has failed, and print its name.
 
-    A run that another process is training is not one of them.
+    A run that another process is training does not count.
     """
     options = trainer.options
     if not options.record:
@@ -390,17 +391,17 @@ def _unfinished_run(trainer: Trainer) -> Path | None:
 def _ends_with_signal(trainer: Trainer, error: Exception) -> bool:
     """Return whether an exception comes from reading the next batch after a signal, which ends the run cleanly.
 
-    A loader that a validation or a hook reads is another matter: weights may be exchanged. Other ranks would wait for a
-    rank that ends without its step.
+    A loader that a validation or a hook reads does not count, because the model's weights may be swapped at that time.
+    The other ranks would wait for a rank that ends without completing its step.
     """
     signals = trainer.signals
-    if signals.worker_error is not None:  # it says why the worker died
+    if signals.worker_error is not None:  # it explains why the worker died
         add_note(error, error_text(signals.worker_error))
     return signals.caught is not None and trainer.is_reading and trainer.ranks.world_size == 1
 
 
 def _leave_loader(trainer: Trainer, error: Exception) -> None:
-    """End a run that a signal has stopped without the batches that its loader can no longer give.
+    """End a run that a signal has stopped, without the batches that its loader can no longer provide.
 
     A signal to the process group ends the loader's workers, too. If their batches were needed to complete a step, the
     run was never in a state that it can resume from exactly, and it is saved as after a failure in a step.
@@ -425,7 +426,7 @@ def _watched(trainer: Trainer) -> WatchedRun:
     progress, args, hooks = trainer.progress, trainer.event_args, trainer.hooks
 
     def position() -> list[int]:
-        return [progress.step, progress.batches, max(args.batch_idx, 0)]  # the last one moves in a validation, too
+        return [progress.step, progress.batches, max(args.batch_idx, 0)]  # the last one advances in a validation, too
 
     def fire_on_exception(error: RankError) -> None:
         trainer.ranks.failed(progress.step, error_text(error))

@@ -1,4 +1,4 @@
-"""Validate, and make the sanity check: in eval mode, without grad, with training's random streams preserved."""
+"""Validate, and run the sanity check: in eval mode, without grad, and with training's random streams preserved."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     Args:
         trainer: The trainer.
         loaders: The validation loaders by name.
-        limit: The most batches of each loader; None for all.
+        limit: The maximum number of batches of each loader; None for all.
 
     Returns:
         The metrics, with the keys that hooks added.
 
     Raises:
-        TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
+        TrainingError: If a loader yields no batch, or a hook validates inside the validation that it called.
     """
     order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with order, trainer.validation() as metrics:  # hooks at its beginning and its end may read them, too
@@ -52,8 +52,9 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
 def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> dict[str, Any] | None:
     """Try a few validation batches before the first step: better to fail now than after an epoch.
 
-    An iterator is left alone: it can be read only once, and the first validation would miss what was tried. Only hooks
-    with the attribute `runs_in_sanity_check` get the events; they look after the run rather than at metrics.
+    An iterator is left alone: it can be read only once, and the first validation would miss the batches that were
+    tried. Only hooks with the attribute `runs_in_sanity_check` get the events; they watch the run rather than its
+    metrics.
 
     Returns:
         The metrics, None if not every loader was tried.
@@ -77,7 +78,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
 def _measure(
     trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, slots: EventSlots
 ) -> dict[str, Any]:
-    """Run the loaders through the model, and return the metrics over all batches, those of the user included."""
+    """Run the loaders through the model, and return the metrics over all batches, including the user's."""
     args, averages, ranks = trainer.event_args, SampleAverages(), trainer.ranks
     user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
     compute, reader = trainer.forward.compute_with(trainer.forward.eval_model), OutputReader()
@@ -85,7 +86,7 @@ def _measure(
     reads = bool(trainer.validation_metrics) or not OUTPUT_AND_TARGET.isdisjoint(named)
     with reader.attached(trainer.forward.eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
-            # Not one batch more than the limit is read: an iterator would lose it.
+            # No batch beyond the limit is read, because an iterator would lose it.
             batches: Iterator[tuple[Any, bool]] = zip(islice(loader, limit), repeat(True), strict=False)
             if trainer.engine.forward_is_collective:
                 batches = _in_step(ranks, name, batches)
@@ -117,7 +118,7 @@ def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> 
     A rank that has no more batches gets its last one again, which does not count.
 
     Raises:
-        TrainingError: On all ranks, if one of them has no batch at all while others have some.
+        TrainingError: On all ranks, if one of them has no batch while others have some.
     """
     last: Any = None
     for index in count():
@@ -145,7 +146,7 @@ class SampleAverages:
         self.tokens = 0
 
     def add(self, loader: str, samples: int, weight: float, results: Mapping[str, Any]) -> None:
-        """Add the results of one batch. One without samples is ignored; one without weight may have a NaN loss."""
+        """Add the results of one batch. Batches without samples are ignored; one of weight zero may have a NaN loss."""
         for key, value in results.items() if samples else ():
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
             total, count = self._sums.get((loader, key), (0.0, 0))
@@ -165,7 +166,7 @@ class SampleAverages:
     def metrics(self) -> dict[str, float]:
         """Return `val/<key>`, and with several loaders `val/<loader>/<key>`, once `add_up` has read the sums.
 
-        Batches with tokens are a language model's, which has a perplexity.
+        Batches with tokens belong to a language model, which has a perplexity.
         """
         totals: dict[str, tuple[float, float]] = {}
         for (_, key), (total, samples) in self._sums.items():

@@ -1,4 +1,4 @@
-"""Windows that accumulate, weigh or scale losses: the mean of their gradients, and what a rank counts in train/loss."""
+"""Windows that accumulate, weight or scale losses: the mean of their gradients, and a rank's share of train/loss."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class AccumulationWindow(Window):
         self.size = options.accumulate
         self._loss_weight = options.loss_weight
         self.is_weighted = options.loss_weight != "batches"
-        # Whether the share of a micro-batch is known at the end of the window only.
+        # Whether the share of a micro-batch is known only at the end of the window.
         self._has_shares = self.is_weighted and self._ranks.world_size > 1
-        self._had_weight = not self.is_weighted  # whether something had a weight in some step
+        self._had_weight = not self.is_weighted  # whether anything had a weight in any step
         # Gradients are reduced over the ranks once a step, unless that takes too much memory.
         self._reduces_once = self._engine.averages and self.size > 1 and not options.sync_each_batch
         # Then every rank runs each backward pass, because the others wait for it.
         self._has_reductions = self._engine.averages or self._engine.forward_is_collective
-        self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
+        self._zeroing: Any = None  # the handle of the forward hook that keeps a loss of weight zero out of gradients
 
     def begin(self, batch: Any) -> bool:
-        """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
+        """Weight a micro-batch, and prepare the model for how its backward pass affects gradients of other ranks."""
         if self.is_weighted:
             self.weight = self.weigh_batch(batch)
             if not self.weight and self._has_reductions:
@@ -102,12 +102,12 @@ class AccumulationWindow(Window):
                 self._add_shares(totals)
             self.has_weight = total > 0
             if not weight:
-                args.micro_batches = args.micro_batches[-1:]  # several without a weight have no mean
+                args.micro_batches = args.micro_batches[-1:]  # several micro-batches with weight zero have no mean
             if not total:
                 self.rank_weight = 1.0
                 self._skip_uncounted()
                 return
-            # The engine took the mean over the ranks of what they added up.
+            # The engine took the mean over the ranks of their sums.
             self._had_weight, scale, self.rank_weight = True, world_size / total, weight * world_size / total
         elif len(args.micro_batches) != self.size:
             scale = self.size / len(args.micro_batches)
@@ -128,7 +128,7 @@ class AccumulationWindow(Window):
             super().add_loss_of(part, stats, name)
 
     def _add_shares(self, totals: Sequence[float]) -> None:
-        """Add the window to the means of the epoch: each rank's micro-batches by their part in the global ones.
+        """Add the window to the means of the epoch: each rank's micro-batches count by their share of the global ones.
 
         Args:
             totals: The weights of the global micro-batches.
@@ -144,10 +144,10 @@ class AccumulationWindow(Window):
                 stats.add_share(f"train/{key}", value, part.share)
 
     def _skip_uncounted(self) -> None:
-        """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
+        """Skip a step whose total weight is zero, for instance because all its labels are ignored.
 
-        If this is the run's first step, the batches may not be understood: there is a warning, and the run fails if it
-        ends like that. A step that is called manually fails, because nothing tells when such steps end.
+        If this is the run's first step, the batches may have been misread: Hookline warns, and the run fails if no
+        later step has a weight. A step that is called manually fails, because it is unknown when such steps end.
 
         Raises:
             TrainingError: If this is the first step, called manually.
@@ -185,7 +185,7 @@ class AccumulationWindow(Window):
 
 
 def zero_gradients(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-    """Make what a loss adds to the gradients of a module zero, NaN included: a forward hook for one call of it."""
+    """Make a loss's contribution to the gradients of a module zero, even if it is NaN: a forward hook for one call."""
     for tensor in iter_tensors(output):
         if tensor.requires_grad:
             tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]

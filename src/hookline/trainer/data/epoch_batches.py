@@ -40,7 +40,7 @@ class _EpochBatches:
     length: int | None  # the batches of the epoch, if that is certain
 
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, world_size: int) -> None:
-        # Of one process a position says nothing about ranks.
+        # With one process, a position contains nothing about ranks.
         self._ranks = {"world_size": world_size} if world_size > 1 else {}
         self.last = False  # whether the batch given last is known to be the epoch's last
         self.offset = 0  # the batches before the position that the epoch was resumed at
@@ -67,7 +67,7 @@ class _EpochBatches:
         raise NotImplementedError
 
     def _check_ranks(self, position: Mapping[str, Any]) -> None:
-        """Raise CheckpointError if the position was saved by another number of ranks, which read other batches."""
+        """Raise CheckpointError if the position was saved by a different number of ranks, which read other batches."""
         then, now = (ranks.get("world_size", 1) for ranks in (position, self._ranks))
         if then != now:
             raise CheckpointError(
@@ -88,7 +88,7 @@ class SequentialBatches(_EpochBatches):
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int, world_size: int) -> None:
         super().__init__(loaders, on_loader, world_size)
         self._trusted = all(trusted_length(loader) is not None for loader in loaders.values())
-        # Where len() says that the epoch ends, though it may be wrong.
+        # The end of the epoch according to len(), which may be wrong.
         self._promised = loaders.total(
             None if has_state(loader) else known_length(loader) for loader in loaders.values()
         )
@@ -123,9 +123,9 @@ class SequentialBatches(_EpochBatches):
             before_by_ranks = position.get("world_size", 1)
             size = position.get("batch_size", loader.batch_size)  # type: ignore[attr-defined]
             if (before_by_ranks, size) != (sampler.world_size, loader.batch_size):  # type: ignore[attr-defined]
-                # The rest of the order is read as batches that have nothing to do with those before.
+                # The rest of the order is read as batches that are independent of the earlier ones.
                 start, before = start + (count - before) * size * before_by_ranks, count
-            sampler.start_at(start)  # the loader's length is now that of the rest
+            sampler.start_at(start)  # the loader's length now counts only the rest
         self._position = self._describe(name, before, position["beginning"], start)
         if self._trusted:
             left = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
@@ -155,8 +155,8 @@ class SequentialBatches(_EpochBatches):
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.
 
-        Nothing if the epoch was cut off: the loader's state says that it is inside the epoch, but the next epoch
-        starts without it.
+        Returns nothing if the epoch was cut off: the loader's state says that it is inside the epoch, but the next
+        epoch starts without it.
         """
         return loader_states(self._loaders) if self.length is None else {}
 
@@ -175,7 +175,7 @@ class SequentialBatches(_EpochBatches):
         return not self.last
 
     def stop(self, count: int) -> None:
-        """Find out whether a run that stops after `count` batches stops at the end of the epoch, if len() says so."""
+        """Find out whether a run that stops after `count` batches stops at the end of the epoch, according to len()."""
         if self._promised is not None and count >= self._promised:
             with preserve_rng():  # a run that continues reads the batch again
                 self.has_more(count)
@@ -217,7 +217,7 @@ class SequentialBatches(_EpochBatches):
             for batch in batches:
                 count += 1
                 yield batch
-            if count == self._position["before"]:  # an iterator in its second epoch: other loaders would hide it
+            if count == self._position["before"]:  # an iterator in its second epoch; other loaders would hide this
                 name = self._names[self._index]
                 raise_no_batches("training", name, self._loaders[name])
             if self._index + 1 == len(self._names):
@@ -236,7 +236,7 @@ class SequentialBatches(_EpochBatches):
                 self._following, self._before_peek = _UNREAD, None
                 self._on_loader(self._index, self._names[self._index])
                 yield batch
-        finally:  # A run may stop inside the epoch: nothing may keep the workers of a loader.
+        finally:  # A run may stop inside the epoch, so nothing may keep the workers of a loader alive.
             self._rest = iter(())
 
 
@@ -270,7 +270,7 @@ class MixedLoader:
         return batch
 
     def has_ended(self, may_read: bool) -> bool:
-        """Return whether it is known to have been read to its end.
+        """Return whether the loader is known to have been read to its end.
 
         Args:
             may_read: Whether to read the next batch to know it, where its length cannot be trusted.
@@ -297,7 +297,7 @@ class MixedLoader:
         self._idle_states[self.name] = loader_states(self._loader)
 
     def _read_ahead(self) -> None:
-        # This moves the streams of a dataset that draws: a resumed run must read it from here, too.
+        # This advances the streams that a dataset draws from, so a resumed run must read it from here, too.
         self._position.update(ahead=rng_state(), states=loader_states(self._loader))
         self._following = next(self._batches, _NOTHING)
 
@@ -310,7 +310,7 @@ class MixedLoader:
 
     @property
     def position(self) -> dict[str, Any]:
-        """How far the current pass is, and the state it was started with."""
+        """The progress of the current pass, and the state with which it was started."""
         position = {"given": self._count, "ended": self._ended, "between": self.idle_state()}
         if not self._inside:
             return position
@@ -404,7 +404,7 @@ class MixedBatches(_EpochBatches):
             self.has_more(count)
 
     def _is_over(self, may_read: bool) -> bool:
-        """Return whether the epoch is over, as `loader_end` says; the loader whose turn it is comes first."""
+        """Return whether the epoch is over, as `loader_end` says; the loader that comes next is asked first."""
         if not self._members[self._following].has_ended(may_read):
             return False
         return self._loaders.end == "shortest" or all(member.has_ended(may_read) for member in self._members)

@@ -1,4 +1,4 @@
-"""Save where loaders are in their data, and bring them back there in another process.
+"""Save where loaders are in their data, and restore these positions in another process.
 
 A loader with a `state_dict` that works saves its own position. Any other loader is started as it was started before,
 with every random stream and every stateful part restored, and the batches that were trained on are skipped. Where that
@@ -31,7 +31,7 @@ _PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset", "passe
 
 
 def known_length(loader: Iterable[Any]) -> int | None:
-    """Return what len() says, None if it raises: some datasets have the method without a length."""
+    """Return len(), or None if it raises: some datasets have the method but no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
@@ -39,7 +39,7 @@ def known_length(loader: Iterable[Any]) -> int | None:
 
 
 def has_state(part: Any) -> bool:
-    """Return whether an object has `state_dict` and `load_state_dict`; one that cannot be read counts, as it raises."""
+    """Return whether an object has `state_dict` and `load_state_dict`; a method that exists but raises counts."""
     try:
         return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
     except Exception as error:
@@ -73,8 +73,8 @@ def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of every part whose state can be read and saved.
 
     A class may have a `state_dict` that works only with some of its options, such as the loaders that Accelerate
-    prepares. A part whose state_dict raises, or returns what a checkpoint cannot hold, is treated as one without, and
-    reported once.
+    prepares. A part whose state_dict raises, or returns something that a checkpoint cannot hold, is treated as having
+    none, and is reported once.
     """
     states = {}
     for name, part in parts.items():
@@ -86,7 +86,7 @@ def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
             raise_if_quit(error, f"state_dict of {type(part).__name__}")
             if _reported.get(id(part)) is part:
                 continue
-            with suppress(TypeError):  # a class with slots; it is reported again
+            with suppress(TypeError):  # a class with slots; it will be reported again
                 _reported[id(part)] = part
             logger.warning(
                 "%r (%s): its state_dict cannot be saved (%s); a run that resumes inside an epoch reads the loader "
@@ -117,7 +117,7 @@ def preserve_parts(training: NamedLoaders, validating: NamedLoaders, kinds: tupl
     """Restore parts of the training loaders after a block that iterates over loaders.
 
     A validation may read a training loader, or one that shares its generator or sampler. Foreign samplers are left
-    alone, because only their author knows what restoring one means while it is being read.
+    alone, because only their authors know what restoring one means while it is being read.
 
     Args:
         training: The training loaders.
@@ -139,12 +139,12 @@ def preserve_parts(training: NamedLoaders, validating: NamedLoaders, kinds: tupl
 
 
 def start_state(loaders: NamedLoaders) -> dict[str, Any]:
-    """Return everything that decides which batches the loaders will give; call it before they are iterated."""
+    """Return everything that decides which batches the loaders will yield; call it before they are iterated."""
     return {**rng_state(), "sources": source_states(loaders)}
 
 
 def restore_start(loaders: NamedLoaders, state: dict[str, Any]) -> None:
-    """Restore what `start_state` returned, so that the loaders give the same batches again."""
+    """Restore what `start_state` returned, so that the loaders yield the same batches again."""
     restore_rng(state)
     restore_source_states(loaders, state["sources"])
 
@@ -172,7 +172,7 @@ def iterate_from(name: str, loader: Iterable[Any], count: int, start: int = 0) -
         name: The loader's name, for messages.
         loader: The loader.
         count: How many batches to skip. A `ResumableSampler` starts there; otherwise they are read and dropped.
-        start: How many indices of its sampler's order, those of all ranks, come before these batches.
+        start: How many indices of its sampler's order, over all ranks, come before these batches.
 
     Returns:
         An iterator over the other batches.
@@ -201,8 +201,8 @@ def raise_shorter_loader(name: str, loader: Iterable[Any], count: int, length: i
     Args:
         name: The loader's name.
         loader: The loader.
-        count: The batches of it that the run had trained on.
-        length: The batches that it has now.
+        count: The number of its batches that the run had trained on.
+        length: The number of batches that it has now.
     """
     once = " (an iterator can be read only once)" if isinstance(loader, Iterator) else ""
     raise CheckpointError(
@@ -218,10 +218,10 @@ def shared_sampler(loader: Any) -> SharedSampler | None:
 
 
 def index_sampler(loader: DataLoader[Any]) -> Any:
-    """Return the sampler whose indices a DataLoader reads; None if that depends on a batch sampler of another kind."""
+    """Return the sampler whose indices a DataLoader reads; None if it has a different kind of batch sampler."""
     if loader.batch_sampler is None:
         return loader.sampler
-    # A loader with a batch sampler that was given has a sampler, too, which it does not use.
+    # A loader with a custom batch sampler also has a sampler, which it does not use.
     return loader.batch_sampler.sampler if type(loader.batch_sampler) is BatchSampler else None
 
 
@@ -235,7 +235,7 @@ def set_epochs(loaders: NamedLoaders, epoch: int) -> None:
 
 
 def resume_warnings(loaders: NamedLoaders, is_cut: bool) -> list[str]:
-    """Return a sentence for each loader that might give other batches to a run that resumes inside an epoch.
+    """Return a sentence for each loader that might yield different batches if a run resumes inside an epoch.
 
     Args:
         loaders: The training loaders by name.

@@ -26,9 +26,9 @@ from hookline.trainer.data.loader_state import has_state, index_sampler, known_l
 from hookline.trainer.data.sampler import ResumableSampler, ShareOf
 from hookline.trainer.options import TrainerOptions
 
-Loaders = Any  # one iterable, a list of them or a dict of them
+Loaders = Any  # one iterable, a list of iterables or a dict of them
 
-# These samplers give as many indices as their len() says.
+# These samplers yield exactly as many indices as len() states.
 _COUNTING_SAMPLERS = (
     SequentialSampler,
     RandomSampler,
@@ -52,7 +52,7 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
 
     Raises:
         ConfigError: If two keys are the same string.
-        TrainingError: If a loader is not iterable or empty.
+        TrainingError: If a loader is not iterable, or is empty.
     """
     if loaders is None:
         return {}
@@ -111,7 +111,7 @@ class RoundRobin:
 class Weighted:
     """An endless sequence of loader indices, drawn by weight from a separate generator.
 
-    Drawing does not move training's streams, nor do hooks move this one.
+    Drawing does not advance training's streams, and hooks do not advance this one.
     """
 
     def __init__(self, weights: Sequence[float], seed: int, epoch: int) -> None:
@@ -140,16 +140,16 @@ class TrainLoaders(dict[str, Iterable[Any]]):
         options: The options of the run.
 
     Raises:
-        ConfigError: If there are weights, and they are not those of the loaders.
+        ConfigError: If there are weights and they do not match the loaders.
     """
 
     def __init__(self, loaders: Loaders, options: TrainerOptions) -> None:
         super().__init__(named_loaders(loaders, "train"))
         self.kind, self.end, self._seed = options.loader_schedule, options.loader_end, options.seed or 0
-        # Loader names are strings, also those of a list of loaders.
+        # Loader names are strings, even those of a list of loaders.
         self._weights = {str(name): weight for name, weight in (options.loader_weights or {}).items()}
-        self.limit: int | None = None  # the most batches of an epoch, of all loaders together
-        self.each = options.fast_dev_run or None  # the most batches of each loader, if they are read one after another
+        self.limit: int | None = None  # the maximum number of batches of an epoch, over all loaders
+        self.each = options.fast_dev_run or None  # the maximum per loader, if they are read one after another
         # The state_dict of loaders that have one, as it was when they were last between two passes over their data.
         self.idle_states: dict[str, Any] = {}
         if self:

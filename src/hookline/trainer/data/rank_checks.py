@@ -1,4 +1,4 @@
-"""Check that what the ranks read fits together: as many batches, and not the same ones."""
+"""Check that the ranks read consistent data: the same number of batches, but not the same batches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_first_batch(ranks: Ranks, batches: Iterator[Any], loaders: TrainLoader
         TrainingError: On every rank, if the first batches of all of them are the same, or if each shuffles the whole
             of one dataset.
     """
-    first = list(islice(batches, 1))  # none if there are no batches; the loop then raises an error on all ranks
+    first = list(islice(batches, 1))  # None if there are no batches; the loop then raises an error on all ranks
     if ranks.all_equal(_mark(first)) and first:
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
@@ -64,10 +64,10 @@ def check_first_batch(ranks: Ranks, batches: Iterator[Any], loaders: TrainLoader
 
 
 def _check_whole_dataset(ranks: Ranks, name: str, loader: Any) -> None:
-    """Raise TrainingError if a DataLoader of each rank shuffles one whole dataset, each in an order of its own.
+    """Raise TrainingError if a DataLoader on each rank shuffles one whole dataset, each in its own order.
 
-    The datasets of ranks may differ, as files that were divided before do. So some samples of them are compared, with
-    random streams that are the same on all ranks and restored afterwards.
+    The ranks may have different datasets, such as files that were divided beforehand. Therefore a few of their samples
+    are compared, with random streams that are equal on all ranks and restored afterwards.
     """
     sampler = index_sampler(loader) if isinstance(loader, DataLoader) else None
     is_whole = isinstance(sampler, (RandomSampler, SequentialSampler)) and not getattr(sampler, "replacement", False)
@@ -79,14 +79,14 @@ def _check_whole_dataset(ranks: Ranks, name: str, loader: Any) -> None:
                 seed_everything(0)
                 size = len(loader.dataset)
                 mark = [size, _mark([loader.dataset[index] for index in (0, size // 2, size - 1)])]
-        except Exception as error:  # a dataset may have other indices
+        except Exception as error:  # a dataset may use other indices
             raise_if_quit(error, f"the dataset of the loader {name!r}")
             mark = [0, 0]
     if len(set(map(tuple, ranks.gather(mark)))) == 1 and mark[0]:
         raise TrainingError(
             f"the loader {name!r} gives each of {ranks.world_size} ranks all {mark[0]} samples of one dataset, each in "
             f"an order of its own, so that an epoch trains on each sample {ranks.world_size} times: {_SHARE}. If that "
-            "is what you want, give the loader a sampler of your own"
+            "is what you want, give the loader your own sampler"
         )
 
 

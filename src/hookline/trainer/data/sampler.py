@@ -1,4 +1,4 @@
-"""Samplers that share an order between ranks; `ResumableSampler` computes its own, so that any place of it is free."""
+"""Samplers that share an order between ranks; `ResumableSampler` computes its own, so it can start anywhere."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Numbers = TypeVar("Numbers", int, torch.Tensor)
 class SharedSampler(Sampler[int]):
     """Give each rank its share of one order of the indices: one of every `world_size` consecutive indices.
 
-    So the first batches of all ranks together are the first indices of the order, whatever the number of ranks, and
-    another number of ranks can continue after them.
+    The first batches of all ranks together are therefore the first indices of the order, for any number of ranks, and a
+    different number of ranks can continue after them.
 
     Args:
         size: How many indices there are.
         rank: The share of this process; by default the process's rank in torch.distributed, if it is initialized.
         world_size: How many shares there are; by default as many as processes.
-        even: Whether all ranks get equally many indices. The rest, fewer than `world_size`, is then left out.
+        even: Whether all ranks get the same number of indices. The rest, fewer than `world_size`, is then left out.
 
     Raises:
-        TrainingError: If there is no such share, or it is empty.
+        TrainingError: If the share does not exist or is empty.
     """
 
     dataset_draws = False
@@ -55,7 +55,7 @@ class SharedSampler(Sampler[int]):
         return len(self._places())
 
     def start_at(self, place: int) -> None:
-        """Start the next iteration after the first `place` indices of the order, those of all ranks counted."""
+        """Start the next iteration after the first `place` indices of the order, counted over all ranks."""
         self._start = place
 
     def _places(self) -> range:
@@ -92,10 +92,11 @@ class ResumableSampler(SharedSampler):
     """Shuffle `data` differently in every epoch; each index is a function of seed, epoch and position alone.
 
     It draws from no random stream and stores no permutation. A resumed run starts in the middle of an epoch without
-    reading what was trained on before. Worker processes have separate random streams, which move with what they read.
+    reading what was trained on before. Worker processes have separate random streams, which depend on what they read.
 
-    With several processes each gets its share of the order, and all of them equally many indices; what remains, fewer
-    than processes, is left out of this epoch. For a validation say ``even=False``: nothing is left out then.
+    With several processes, each gets its share of the order, all with the same number of indices; the remainder, which
+    is smaller than the number of processes, is left out of this epoch. For a validation, pass ``even=False``, so that
+    nothing is left out.
 
     Args:
         data: The dataset, or anything with a length.
@@ -105,10 +106,10 @@ class ResumableSampler(SharedSampler):
             resumed position are then read again.
         rank: The share of this process; by default the process's rank in torch.distributed, if it is initialized.
         world_size: How many shares there are; by default as many as processes.
-        even: Whether all ranks get equally many indices, as training needs.
+        even: Whether all ranks get the same number of indices, as training needs.
 
     Raises:
-        TrainingError: If the dataset is empty, or there is no such rank or nothing in its share.
+        TrainingError: If the dataset or the rank's share of it is empty, or the rank does not exist.
 
     >>> loader = DataLoader(data, batch_size=32, sampler=ResumableSampler(data, seed=1))
     """
@@ -138,7 +139,7 @@ class ResumableSampler(SharedSampler):
         return {"epoch": self.epoch, "seed": self.seed, "size": self._size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the number of the next epoch; another dataset or seed would silently give another order."""
+        """Restore the number of the next epoch; a different dataset or seed would silently give a different order."""
         for name, now in (("seed", self.seed), ("size", self._size)):
             if state[name] != now:
                 raise TrainingError(f"ResumableSampler: the {name} was {state[name]} and is {now}; it must be the same")
