@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from small_config import config_with
 
 from hookline import hosts
 from hookline.hosts.options import Options
@@ -267,6 +268,15 @@ def test_a_warning_that_was_shown_is_not_shown_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import warnings\n{code}\ntrain()\ntrain()\n")
     plain, watched = both(tmp_path, tmp_path / "script.py")
     assert (watched.err, watched.out) == (plain.err, plain.out) and plain.err.count("a word") == 2
+
+
+def test_a_command_of_hookline_records_its_run_itself(tmp_path: Path) -> None:
+    """It is not watched as well, wherever the script starts it."""
+    config = tmp_path / "small.yaml"
+    config.write_text(config_with("lr_monitor"))
+    done = execute(tmp_path / "here", *HOOKLINE, sys.executable, "-m", "hookline", "train", config)
+    assert (done.code, done.err) == (0, "")
+    assert done.record["outcome"] == "completed"
 
 
 def test_a_script_without_an_optimizer_is_told_why(tmp_path: Path) -> None:

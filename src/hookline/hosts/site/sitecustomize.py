@@ -40,6 +40,8 @@ class AfterTorch:
             raise
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+        if "hookline.cli" in sys.modules:  # One of Hookline's own commands: it records what it trains.
+            return
         try:
             from hookline.hosts.watch import begin
 
