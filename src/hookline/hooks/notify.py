@@ -39,9 +39,9 @@ _opening = threading.Lock()
 class NotifyHook(NamedHook):
     """Posts to a webhook, in the JSON that Slack accepts, when something in `notify_on` happens.
 
-    The end of a run is one message: the exception if there was one, otherwise the early stop or the end. A thread sends
-    the messages; training neither waits for them nor fails with them. A `fast_dev_run` sends nothing. The URL is a
-    secret: write ``${env:NAME}`` in a config. No record, message or error shows more of it than its host.
+    The end of a run is one message: the exception if you asked for it, otherwise the early stop or the end. A thread
+    sends the messages; training neither waits for them nor fails with them. A `fast_dev_run` sends nothing. The URL is
+    a secret: write ``${env:NAME}`` in a config. No record, message or error shows more of it than its host.
 
     Args:
         webhook_url: Where to post.
