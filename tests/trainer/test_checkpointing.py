@@ -394,7 +394,7 @@ def test_a_checkpoint_that_does_not_fit() -> None:
     """Another number of schedulers is an error that says both numbers."""
     first = saved_run()
     second = make_trainer(scheduler=None)
-    with pytest.raises(CheckpointError, match="the checkpoint has 1 schedulers, but this run has 0"):
+    with pytest.raises(CheckpointError, match="the checkpoint has 1 scheduler, but this run has 0"):
         second.load_checkpoint(first.run_dir)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from hookline._console import logger
 from hookline._names import plain_parameters, plain_state_dict
+from hookline._text import counted
 from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.saves import Alike
@@ -128,7 +129,8 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     for what, present in (("optimizers", run.optimizers), ("schedulers", run.schedulers)):
         then, now = len(sections[what]), len(present)
         if then != now:
-            raise CheckpointError(f"the checkpoint has {then} {what}, but this run has {now}; the numbers must match")
+            its = counted(then, what.removesuffix("s"))
+            raise CheckpointError(f"the checkpoint has {its}, but this run has {now}; the numbers must match")
     for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
         check_kind(optimizer, state)
     for scheduler, state in zip(run.schedulers, sections["schedulers"], strict=True):
