@@ -34,7 +34,7 @@ class Engine:
         self.device, self.precision = device, precision
         self.scaler: Any = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         self._unscaled: _AllOptimizers | None = None  # in the current step
-        # Loaders give CPU tensors, so a run on the CPU does not search its batches for tensors to move.
+        # Loaders yield CPU tensors, so a run on the CPU does not search its batches for tensors to move.
         self.moves = device.type != "cpu"
 
     def first_with_batch(self, rank: int) -> int:
@@ -47,7 +47,7 @@ class Engine:
         return model if all(tensor.device == self.device for tensor in tensors) else model.to(self.device)
 
     def place(self, batch: Any) -> Any:
-        """Move the tensors of a nested batch to the device; those that are there are not touched."""
+        """Move the tensors of a nested batch to the device; those that are already there are not touched."""
         return map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True), batch) if self.moves else batch
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -76,13 +76,13 @@ class Engine:
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Unscale the gradients before hooks read them, and return whether one of them overflowed.
 
-        This waits for the device once, as the scaler would in its step.
+        This waits for the device once, as the scaler would in its own step.
         """
         if self.scaler is None:
             return False
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if not any(param.grad is not None for group in groups for param in group["params"]):
-            return False  # the scaler would raise; there is nothing to scale
+            return False  # the scaler would raise an error; there is nothing to scale
         self._unscaled = _AllOptimizers(groups)
         self.scaler.unscale_(self._unscaled)
         self.scaler.step(self._unscaled)

@@ -388,13 +388,13 @@ class Steps(RunControl):
         return names
 
     def requested_names(self, names: tuple[SaveName, ...]) -> list[str]:
-        """Return what to call the checkpoints that were requested, each name once."""
+        """Return the names for the checkpoints that were requested, each once."""
         unnamed = self.step_name()
         self.requested_checkpoints |= {given or unnamed for given in names if not callable(given)}
         return list(dict.fromkeys((given() if callable(given) else given) or unnamed for given in names))
 
     def step_name(self) -> str:
-        """Return the name of a checkpoint that was given none."""
+        """Return the default name of a checkpoint."""
         return f"step-{self.progress.steps_done:08d}"
 
     def report_saved(self, path: Path, step: int, **given: Any) -> None:
@@ -417,7 +417,7 @@ class Steps(RunControl):
             self.note("checkpoint_failed", step, error=cut(str(error)))
             if self.stops_without_checkpoint:
                 raise
-            logger.warning("step %d has no checkpoint, training continues: %s", step, error)
+            logger.warning("step %d has no checkpoint; training continues: %s", step, error)
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 
