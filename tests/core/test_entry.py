@@ -310,6 +310,7 @@ def test_state_is_saved_by_method_or_by_naming_attributes(registry: HookRegistry
 class Ours(TrainingHook):
     """As the built-ins are written."""
 
+    __module__ = "hookline.hooks.ours"
     built_in, runs_last = True, True
     schedule, on_error = Schedule.parse(every=7), "raise"
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
-from hookline.checkpoints.store import SavedCheckpoint, checkpoints_in, is_checkpoint, newest_good
+from hookline.checkpoints.store import SavedCheckpoint, has_checkpoints, is_checkpoint, newest_good
 from hookline.errors import CheckpointError
 from hookline.record.format import EVENTS_FILE, RUN_FILE
 from hookline.record.json_lines import read_jsonl
@@ -53,7 +53,7 @@ def has_no_checkpoint_yet(source: Path | Found) -> bool:
     if isinstance(source, Found) or not os.path.lexists(source / RUN_FILE):
         return False
     directory = source / "checkpoints"
-    return not checkpoints_in(directory) and _newest_recorded(directory) is None
+    return not has_checkpoints(directory) and _newest_recorded(directory) is None
 
 
 def _missing(directory: Path, newest: SavedCheckpoint | None) -> list[str]:

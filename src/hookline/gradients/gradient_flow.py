@@ -256,8 +256,7 @@ class GradientFlowHook(TrainingHook):
     ) -> None:
         self.vanishing, self.exploding, self.ratio = vanishing, exploding, ratio
         self._limits = Limits(vanishing, exploding, ratio)
-        self.latest: GradientFlow | None = None
-        """The verdict on every parameter when the hook last ran; None before that."""
+        self._latest: GradientFlow | None = None
         self._reported: dict[str, Verdict] = {}
         self._registered_name = self.name
 
@@ -268,7 +267,7 @@ class GradientFlowHook(TrainingHook):
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
         """Log how many parameters are in trouble, and report them if they have changed."""
         params = params_of_step(trainer, plain_parameters(model))
-        flow = self.latest = judge_norms(params, _read_norms(params), self._limits)
+        flow = self._latest = judge_norms(params, _read_norms(params), self._limits)
         for key, verdict in VERDICT_METRICS.items():
             trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))), reduce=None)
         troubled = flow.troubled
@@ -276,3 +275,8 @@ class GradientFlowHook(TrainingHook):
             logger.warning("step %d: %s", step, flow.verdict)
             trainer.note("gradient_flow", by=self._registered_name, verdict=flow.verdict, parameters=troubled)
         self._reported = troubled
+
+    @property
+    def latest(self) -> GradientFlow | None:
+        """The verdict on every parameter when the hook last ran; None before that."""
+        return self._latest
