@@ -317,7 +317,7 @@ def test_ranks_that_shuffle_one_whole_dataset_each_are_refused(kind: str) -> Non
     for result in run_on_ranks(read_whole_datasets, 2, kind):
         said = result.value[0]
         assert "the loader 'whole' gives each of 2 ranks all 16 samples of one dataset" in said
-        assert "ResumableSampler" in said and "a sampler of your own" in said
+        assert "ResumableSampler" in said and "your own sampler" in said
         assert "samples of its dataset" not in result.output
 
 

@@ -159,10 +159,10 @@ def test_a_disk_that_refuses_the_events_of_a_rank_ends_nothing(tmp_path: Path) -
 def log_layers(rank: int, folder: str) -> list[bool]:
     import torch
 
-    from hookline import _host_copy
+    from hookline import _device
 
     agree_each_step()
-    _host_copy.HostCopy.is_ready = lambda copy: False  # type: ignore[method-assign] # a device that is always busy
+    _device.HostCopy.is_ready = lambda copy: False  # type: ignore[method-assign] # a device that is always busy
     trainer, written = make_trainer("ddp", rank, 2, folder, batches=make_batches(rank, 2, 55)), []
 
     @trainer.on("step_end")
