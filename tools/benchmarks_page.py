@@ -25,8 +25,8 @@ command that it was made with. `make bench` measures on your machine, and `make 
 ![Microseconds a step above a bare loop](../images/overhead.svg)
 
 The chart shows the newest table of [overhead](#overhead-per-training-step). Its model is so small that a step is little
-more than the work of the trainer. In a step of 100 ms, 100 µs are 0.1 %. There, the cost of the hooks that you add
-counts more than that of the trainer, and further tables have it.
+more than the trainer's own work. In a step of 100 ms, 100 µs are 0.1 %. There, the cost of the hooks that you add
+counts more than that of the trainer, and later tables show it.
 """
 
 

@@ -223,7 +223,7 @@ def generator(index: int) -> torch.Generator:
 
 
 def rng_states() -> list[torch.Tensor] | None:
-    """Return the state of every accelerator's generator, None if this process has not used one."""
+    """Return the state of every accelerator's generator; None if this process has not used one."""
     return torch.cuda.get_rng_state_all() if torch.cuda.is_available() and is_initialized() else None
 
 

@@ -206,7 +206,7 @@ def is_pid_alive(pid: int) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return a process's start time in kernel ticks, None where /proc does not exist."""
+    """Return a process's start time in kernel ticks; None where /proc does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

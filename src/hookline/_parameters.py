@@ -274,7 +274,7 @@ class _Unresolved(metaclass=_UnresolvedMeta):
 def type_adapter(hint: Any) -> TypeAdapter[Any]:
     """Return the adapter that validates values of a type and creates its JSON Schema.
 
-    An exception of pydantic's is raised if it does not support the type.
+    Raises an exception of pydantic if pydantic does not support the type.
     """
     from pydantic import ConfigDict, TypeAdapter  # late: it takes 0.2 s
 

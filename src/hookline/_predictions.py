@@ -67,7 +67,7 @@ def align_classes(user: str, predictions: Any, target: Any, shift: bool = False)
 
 
 def predicted_classes(predictions: Tensor, target: Tensor, threshold: float) -> tuple[Tensor, Tensor, int | None]:
-    """Return the predicted classes [samples], the targets [samples] and the number of classes, None if unknown.
+    """Return the predicted classes [samples], the targets [samples] and the number of classes; None if unknown.
 
     Args:
         predictions: Scores [..., classes]; or floats of the targets' shape, one per sample; or predicted classes.

@@ -204,7 +204,7 @@ class RankWatch:
         now = monotonic()
         if not self._store.check([f"beat/{watched}", f"process/{watched}"]):
             if now - self._moved_at > self._timeout:
-                error = f"it has not begun for {self._timeout:g} s (rank_timeout)"
+                error = f"it has not started within {self._timeout:g} s (rank_timeout)"
                 self._report({"rank": watched, "step": self._run.position()[0], "error": error})
             return
         beat = json.loads(self._store.get(f"beat/{watched}"))
@@ -313,7 +313,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _waits(frame: FrameType | None) -> bool:
-    """Return whether a thread waits for other ranks: it is in a collective, or in a backward pass, which has some."""
+    """Return whether a thread waits for other ranks: in a collective, or in a backward pass, which may run one."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(_COLLECTIVES) or frame.f_code.co_name == "_engine_run_backward":

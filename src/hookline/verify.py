@@ -145,7 +145,7 @@ def judge(name: str, declared: bool, plain: Probe, with_hook: Probe) -> Verdict:
 
 
 def first_difference(plain: Probe, with_hook: Probe) -> tuple[int, str, str] | None:
-    """Return step, event and name of the first observation that differs, None if there is none."""
+    """Return step, event and name of the first observation that differs; None if there is none."""
     for observation, counterpart in zip(plain.observations, with_hook.observations, strict=False):
         if observation[1] != counterpart[1] and "on_train_end" in (observation[1], counterpart[1]):
             return min(observation[0], counterpart[0]), "on_train_end", "number of steps"

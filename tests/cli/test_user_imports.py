@@ -109,9 +109,9 @@ def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None
     ("word", "expected"),
     [
         ("not_there", "cannot import 'not_there': ModuleNotFoundError: No module named 'not_there'; a `hookline` "),
-        ("./parts/mine.py", "is not the name of a module; write --import parts.mine"),
-        ("ownparts.py", "is not the name of a module; write --import ownparts"),
-        ("a b", "is not the name of a module; write --import mypackage.mymodule"),
+        ("./parts/mine.py", "not a module name; write --import parts.mine"),
+        ("ownparts.py", "not a module name; write --import ownparts"),
+        ("a b", "not a module name; write --import mypackage.mymodule"),
         ("broken", "cannot import 'broken': NameError: name 'nonsense' is not defined"),
     ],
 )

@@ -262,7 +262,7 @@ def test_a_hook_that_would_stay_blind_is_refused(hook: str) -> None:
 
 @pytest.mark.parametrize("hook", ["confusion_matrix", "sample_predictions"])
 def test_hooks_of_validation_batches_are_refused_at_once(hook: str) -> None:
-    """The batches of a validation stay in the user's loop."""
+    """Validation batches stay in the user's loop."""
     model, optimizer = make()
     with pytest.raises(HooklineError, match=f"'{hook}' needs a run that .*; your own loop cannot"):
         hookline.attach(model, optimizer, hooks=[hook])

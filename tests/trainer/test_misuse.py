@@ -257,7 +257,7 @@ def test_resuming_with_an_optimizer_that_keeps_more(then: Any, now: Any, missing
     again = make_trainer(model=model, optimizer=now(model.parameters()), record=True, max_epochs=2)
     with pytest.raises(KeyError, match=missing) as raised:
         again.fit(resume=first.run_dir)
-    assert "resume with what it was, or begin a new run" in "".join(raised.value.__notes__)
+    assert "resume with the original optimizer, or start a new run" in "".join(raised.value.__notes__)
     assert before == {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
 
 

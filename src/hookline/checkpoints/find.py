@@ -98,7 +98,7 @@ def checkpoints_of(path: Path) -> Path:
 
 
 def run_directory(path: Path) -> Path | None:
-    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run.
+    """Return the run that a path to resume from belongs to; None for a checkpoint outside of a run.
 
     The run's id is the name of its directory, regardless of the name of a link to it.
     """

@@ -49,7 +49,7 @@ def fill_in_frozen(model: torch.nn.Module, saved: Mapping[str, Any], left_out: F
 
 
 def _difference(name: str, param: torch.nn.Parameter | None, then: Mapping[str, Any]) -> str | None:
-    """Return how a parameter differs from the one that was left out, None if it does not."""
+    """Return how a parameter differs from the one that was left out; None if it does not."""
     if param is None:
         return f"{name} is missing"
     now = fingerprint(param) if problem_with(param) is None else {"shape": list(param.shape), "dtype": param.dtype}

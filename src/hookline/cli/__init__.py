@@ -216,7 +216,7 @@ def import_user_module(name: str) -> None:
         guess = ".".join(part for part in Path(name).with_suffix("").parts if part != ".")
         valid = bool(guess) and all(part.isidentifier() for part in guess.split("."))
         remedy = f"write --import {guess if valid else 'mypackage.mymodule'}"
-        raise HooklineError(f"--import {name}: is not the name of a module; {remedy}")
+        raise HooklineError(f"--import {name}: not a module name; {remedy}")
     try:
         import_module(name)
     except Exception as error:

@@ -100,7 +100,7 @@ CAPABILITIES = {
     "can_rerun": "can run a batch again",
     "knows_loss": "knows the loss",
     "knows_batches": "knows the batches",
-    "knows_validation_batches": "knows the batches of a validation, and what the model returned for them",
+    "knows_validation_batches": "knows the validation batches, and what the model returned for them",
     "knows_windows": "knows the micro-batches of a step",
     "has_unscaled_gradients": "has unscaled gradients before the optimizer step",
 }

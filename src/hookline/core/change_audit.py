@@ -160,7 +160,7 @@ class RunSnapshot:
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield everything that has changed since, with old and new values where these are small."""
         now = self._read()
-        # The run records what it is asked to do itself, and a rerun restores the buffers.
+        # The run itself records the changes it is asked to make, and a rerun restores the buffers.
         is_known = {
             "learning rate": self._run.lr_changes != self._lr_changes, "buffers": self._run.reruns != self._reruns
         }  # fmt: skip

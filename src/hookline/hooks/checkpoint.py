@@ -222,7 +222,7 @@ class CheckpointHook(MetricHook):
         if request is not None:
             validation = self._validation.metrics if self._validation.step == request.step else {}
             metrics = {**validation, **request.metrics}
-            # In the template, a metric of a validation may be called eval/… as well as val/….
+            # In the template, a validation metric may be called eval/… as well as val/….
             metrics = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")} | metrics
             self._warn_missing_fields(request, metrics)
             fill = partial(self._file_name.fill, request.epoch, request.step, metrics)

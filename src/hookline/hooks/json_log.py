@@ -54,7 +54,7 @@ class JSONLogHook(NamedHook):
     def on_validation_end(
         self, trainer: RunControl, state: Mapping[str, Any], step: int, metrics: Mapping[str, Any]
     ) -> None:
-        """Write the metrics of a validation."""
+        """Write the validation metrics."""
         self._write(trainer, "validation_end", state, step=step, metrics=dict(metrics))
 
     def on_train_end(self, trainer: RunControl, state: Mapping[str, Any], step: int) -> None:

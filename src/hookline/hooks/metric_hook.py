@@ -33,7 +33,7 @@ class Measurement:
     epoch: int
     metrics: dict[str, float] = field(default_factory=dict)
     validated: bool = False
-    """Whether the metrics of a validation are among them."""
+    """Whether validation metrics are among them."""
     awaits_validation: bool = False
     """Whether a later validation can still measure a metric that is missing here."""
     optional: Collection[str] = ()

@@ -46,7 +46,7 @@ class NotifyHook(NamedHook):
     Args:
         webhook_url: Where to post.
         notify_on: Any of training_end, best_model, exception, early_stop, hook_failure and heartbeat.
-        monitor: The metric of `best_model`, compared after every validation.
+        monitor: The metric that `best_model` watches; compared after every validation.
         mode: "min" or "max"; by default the metric's name decides. Required if the name suggests neither.
         heartbeat: How often to report that the run is alive, such as "1 h" or a number of steps.
         timeout: Seconds for each attempt to send.

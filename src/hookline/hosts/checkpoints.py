@@ -46,7 +46,7 @@ class ForeignCheckpoints(Run):
     def _write_checkpoint(self, name: str) -> Path:
         directory = self.checkpoint_dir
         if directory is None:
-            raise CheckpointError("this run keeps no record on disk, so a checkpoint has no directory")
+            raise CheckpointError("this run keeps no record on disk, so there is no directory for a checkpoint")
         self.step_log.flush()
         self.record.sync()
         scaler = self.engine.scaler

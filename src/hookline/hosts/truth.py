@@ -41,7 +41,7 @@ class Host:
 
 BATCHES = "read the batches with `for batch in hl.batches(loader)`"
 LOSS = "call `hl.backward(loss)` instead of `loss.backward()`"
-VALIDATION_BATCHES = "the batches of a validation stay in your loop: omit the hook, and compute its table there"
+VALIDATION_BATCHES = "validation batches stay in your loop: omit the hook, and compute its table there"
 RERUN = (
     "call the model itself, outside of compiled functions and not sharded; or pass `step_fn=`, a function "
     "`(model, batch) -> loss`, and read the batches with `hl.batches(loader)`"
@@ -81,10 +81,10 @@ ATTACH = Host(
 )
 
 RERUN_THERE = "pass `step_fn=`, a function `(model, batch) -> loss`"
-CALLED_THERE = f"the model itself is called there, unless it is compiled or sharded; or {RERUN_THERE}"
+CALLED_THERE = f"let the loop call the model itself, neither compiled nor sharded; or {RERUN_THERE}"
 THERE = {
     "can_rerun": CALLED_THERE,
-    "knows_validation_batches": "the batches of a validation stay in the host's loop: leave the hook out",
+    "knows_validation_batches": "validation batches stay in the host's loop: leave the hook out",
     "can_save": ATTACH.lacks["can_save"],
     "has_unscaled_gradients": ATTACH.lacks["has_unscaled_gradients"],
 }

@@ -226,7 +226,7 @@ class MediaRow(NamedTuple):
 
 
 def size_of_png(png: bytes) -> tuple[int, int] | None:
-    """Return width and height of a PNG file, None if it is not one."""
+    """Return width and height of a PNG file; None if it is not one."""
     if len(png) < 33 or not png.startswith(PNG) or png[12:16] != b"IHDR":
         return None
     width, height = struct.unpack(">II", png[16:24])

@@ -27,7 +27,7 @@ from hookline.record import strict_json
 from hookline.record.format import NON_FINITE, TEXT_FIELDS
 from hookline.record.lock import has_owner
 
-TOO_LONG = b"\0"  # stands for a line that is longer than a line may be
+TOO_LONG = b"\0"  # stands for a line over the length limit
 _BATCH = 10_000  # lines
 _BLOCK = 8 << 20  # bytes that are parsed together
 _STEP_BACK = 64 << 10  # bytes

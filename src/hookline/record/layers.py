@@ -48,7 +48,9 @@ def layer_step(step: int, header: SeriesHeader, values: torch.Tensor) -> Pending
     """
     if values.is_complex() or values.is_meta:
         kind = "complex" if values.is_complex() else "on the meta device"
-        raise RecordError(f"layers {header.series!r}: the values are {kind}; pass real numbers that have a value")
+        raise RecordError(
+            f"layers {header.series!r}: the values are {kind}; pass a tensor of real numbers that holds data"
+        )
     values = values.detach() if values.requires_grad else values
     # On an accelerator the copy to the host is the snapshot; elsewhere it would only refer to the values.
     copy = HostCopy(values.to(torch.float32, copy=not _device.is_accelerator(values.device)))

@@ -98,7 +98,7 @@ def _without_filters(names: bytes | None) -> list[str] | None:
 
 
 def _git(directory: Path | str, deadline: float, *arguments: str) -> bytes | None:
-    """Return the output of a git command, None if it failed.
+    """Return the output of a git command; None if it failed.
 
     It prompts for nothing, takes no locks, and runs no program that a config names.
     """

@@ -133,7 +133,7 @@ class EventArgs:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The run as a dict: one for the life of the trainer, updated when it is read; hooks may add keys.
+        """The run as a dict: one dict for the life of the trainer, updated when it is read; hooks may add keys.
 
         This waits for the device, because two of the values are losses.
         """
@@ -253,7 +253,7 @@ class EventArgs:
             self.val_metrics.update(replace_prefix(self.eval_metrics, "eval/", "val/"))
 
     def note_metric(self, hook: str, on: str, key: str, old: Any, new: Any) -> None:
-        """Record that a hook has replaced a metric of a validation; `key` may have either spelling."""
+        """Record that a hook has replaced a validation metric; `key` may have either spelling."""
         what = next(iter(replace_prefix({key: None}, "eval/", "val/")))
         self.trainer.note("hook_wrote", hook=hook, on=on, what=what, old=old, new=new)
 

@@ -1,4 +1,4 @@
-"""`Progress`: how far a run is, which checkpoints save and schedules read."""
+"""`Progress`: how far a run has come; checkpoints save it, and schedules read it."""
 
 from __future__ import annotations
 

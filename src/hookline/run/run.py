@@ -419,7 +419,7 @@ class Run(Steps):
         return {"model": self.model, "optimizer": self.optimizers[0], "device": self.device}
 
     def prepare(self) -> Mapping[str, float] | None:
-        """Load weights, resume, try a validation; return its metrics, None without one."""
+        """Load weights, resume, try a validation; return its metrics, or None without one."""
         return None
 
     def announce(self) -> None:

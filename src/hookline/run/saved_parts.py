@@ -56,14 +56,14 @@ def another_kind(what: str, part: object, present: Set[str], saved: Set[str]) ->
     """Return the error that an optimizer or a scheduler cannot continue what was saved, given the keys of both."""
     return CheckpointError(
         f"{what}: it has {_listed(saved - present)}, {type(part).__name__} has {_listed(present - saved)}; resume with "
-        "the same kind, or begin a new run from the weights alone (init_from)"
+        "the same kind, or start a new run from the weights alone (init_from)"
     )
 
 
 def missing_state(optimizer: torch.optim.Optimizer) -> str:
     """Say why a step of an optimizer may not find its state in a run that continues from a checkpoint."""
-    problem = f"the checkpoint lacks this if its optimizer was no {type(optimizer).__name__}, or had other options"
-    return f"{problem}; resume with what it was, or begin a new run from the weights alone (init_from)"
+    problem = f"the checkpoint lacks this if its optimizer was not {type(optimizer).__name__}, or had different options"
+    return f"{problem}; resume with the original optimizer, or start a new run from the weights alone (init_from)"
 
 
 def _listed(keys: Iterable[str]) -> str:

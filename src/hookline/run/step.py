@@ -47,7 +47,7 @@ class Steps(RunControl):
     """The part of a `Run` that its loop drives. A host overrides the methods that it implements in its own way."""
 
     find_nan_by = 'trainer.add_hook("nan_forensics")'
-    """What to do about a NaN; a command has its own words."""
+    """What to do about a NaN; commands replace it with a command line."""
     chain: UpdateChain
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
     """The user's replacement for ``optimizer.step()``; `step_optimizer` calls it."""
@@ -164,7 +164,7 @@ class Steps(RunControl):
         return False
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the step, whose weights the model has from here on, and fire on_after_optimizer_step."""
+        """Count the step, because the model now has its weights, and fire on_after_optimizer_step."""
         self.progress.steps_done, self._stepped = self.progress.step, optimizer
         if handler := self.hooks.slots.on_after_optimizer_step:
             self._note_lr()

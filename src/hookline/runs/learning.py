@@ -80,7 +80,7 @@ class Course:
 
     @property
     def start(self) -> float:
-        """The first level, or the first value if the run was ruined before it could be one."""
+        """The first level, or the first value if the run was ruined before it reached a level."""
         return self.first if self.begins_low else float(self.losses[0])
 
     @property

@@ -51,7 +51,8 @@ def read_newest_media(directory: Path, lines: Sequence[dict[str, Any]], most: in
         else:
             yield MediaRow(line["step"], line["epoch"], as_number(line["time"]) or 0.0, line["name"], content)
     if unreadable:
-        what = f"{unreadable[-1]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
+        more = f" ({len(unreadable) - 1} more like it)" if len(unreadable) > 1 else ""
+        what = f"{unreadable[-1]} is missing or damaged{more}"
         warn_at_caller(f"{directory / MEDIA_FILE}: {what[:300]}; the others were read")
 
 

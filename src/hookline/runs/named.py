@@ -61,7 +61,7 @@ def find_files(
 
 
 def _run_of(path: Path, runs: Path | str, known: dict[Path, RunFiles]) -> Path | None:
-    """Return the run that the parts of a path before the last one name, None if they are no run."""
+    """Return the run that the parts of a path before the last one name; None if they are not a run."""
     try:
         run = find_files(path.parent, runs, known).path
     except RecordError:

@@ -364,7 +364,7 @@ def merge_pairs(values: Array, merge: Callable[[Array, Array], Array]) -> Array:
 
 
 def farther_from_zero(first: Array, second: Array) -> Array:
-    """Return by element the value that is farther from 0; NaN counts as none."""
+    """Return, element by element, the value farther from 0; NaN counts as no value."""
     with np.errstate(invalid="ignore"):
         return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)
 

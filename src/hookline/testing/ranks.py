@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, without sockets: each runs until it needs another one's number."""
+"""Ranks that are threads of one process, without sockets: each runs until it needs a number from another."""
 
 from __future__ import annotations
 

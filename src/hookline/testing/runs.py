@@ -124,7 +124,7 @@ class SyntheticTrainer(SimpleTrainer):
         self._after_step(self)
 
     def end(self, error: BaseException | None = None, signal: str | None = None) -> None:
-        """End the run; a killed one fires no event, and only gives back what the test's process has."""
+        """End the run; a killed run fires no event, and only releases what it holds in the test's process."""
         if isinstance(error, Killed):
             self.step_log.flush(wait=True)
             with self.until_end:

@@ -247,7 +247,7 @@ class CheckpointedRun(EpochRun):
             directory = self.run_dir / "exception"
         if directory is None:
             why = "this run keeps no record on disk (record=False)" if self.running else "no run has begun yet"
-            raise CheckpointError(f"{why}, so a checkpoint has no directory")
+            raise CheckpointError(f"{why}, so there is no directory for a checkpoint")
         return directory, {
             "run_id": self.run_id,
             "step": self.progress.steps_done,

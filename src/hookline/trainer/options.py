@@ -69,7 +69,7 @@ class TrainerOptions:
     async_save: bool = option(False, "continue training while a checkpoint is written")
     trainable_only: bool = option(False, "save checkpoints without the frozen parameters; the model must provide them")
     parallel: Literal["auto", "none", "ddp", "fsdp2"] = option(
-        "auto", "how several processes share the model; auto: as it is already wrapped, else DDP for a config"
+        "auto", "how several processes share the model; auto: as its wrapper says, else DDP if built from a config"
     )
     shard_modules: str | Sequence[str] | None = option(None, "patterns of the modules that fsdp2 shards one by one")
     replicas: int = option(1, "number of copies of the sharded model, for fsdp2 (HSDP)", PositiveInt)

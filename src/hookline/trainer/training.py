@@ -309,7 +309,7 @@ def _describe_launch(trainer: Trainer) -> dict[str, Any] | None:
 
 
 def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path | None) -> Path | None:
-    """Return the run that an earlier start of this launch began, None if there is none; all ranks call this.
+    """Return the run that an earlier start of this launch began, or None; all ranks call this.
 
     It continues from its newest whole checkpoint, wherever the first start began.
 

@@ -57,7 +57,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     metrics.
 
     Returns:
-        The metrics, None if not every loader was tried.
+        The metrics; None if a loader was not tried.
     """
     readable = {name: loader for name, loader in loaders.items() if not isinstance(loader, Iterator)}
     if not readable:

@@ -234,7 +234,7 @@ class CompiledStats:
 
 
 def _traced_graph() -> Any:
-    """Return the context of the graph that is being traced, None if none is."""
+    """Return the context of the graph that is being traced; None if none is."""
     from torch._guards import TracingContext
 
     return TracingContext.try_get()

@@ -96,7 +96,7 @@ def flatten(value: Any, tensors: list[torch.Tensor], exact: bool) -> str | None:
         exact: If False, subclasses become plain containers and unknown objects None.
 
     Returns:
-        A Python literal with indices into `tensors`, None if the value cannot be described exactly.
+        A Python literal with indices into `tensors`; None if the value cannot be described exactly.
     """
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())

@@ -83,7 +83,7 @@ def _flag(call: Node) -> Node:
 
 
 def _flag_after(call: Node) -> Node | None:
-    """Return the flag after a call, None if nothing reads it."""
+    """Return the flag after a call; None if nothing reads it."""
     return next(iter(call.users), None)
 
 

@@ -158,7 +158,9 @@ class NanForensics(NamedHook):
         if len(by_rank) > 1:
             summary = f"rank {found_on[0]}: {summary}"
             if here not in found_on:
-                logger.warning("step %d: %s%s", trainer.step, summary, f"; the crash is in {crash}" if crash else "")
+                logger.warning(
+                    "step %d: %s%s", trainer.step, summary, f"; the crash is saved in {crash}" if crash else ""
+                )
                 self.note(trainer, "non_finite", reason=summary, path=crash or None)
         if self.stop_run:
             trainer.skip_step(reason)
@@ -211,7 +213,7 @@ class NanForensics(NamedHook):
             return
         root = (trainer.run_dir or Path(tempfile.mkdtemp(prefix="hookline-"))) / "crashes"
         self.crash = write_crash(root, trainer, recorded, reason, diagnosis, self.state)
-        logger.warning("step %d: %s; %s; the crash is in %s", trainer.step, reason, diagnosis, self.crash)
+        logger.warning("step %d: %s; %s; the crash is saved in %s", trainer.step, reason, diagnosis, self.crash)
         origin = {"autopsy": str(diagnosis), "module": diagnosis.origin}
         self.note(trainer, "crash", reason=reason, path=str(self.crash), **origin)
 
