@@ -210,12 +210,12 @@ def test_a_kept_ctx_is_not_read_until_it_is_asked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_norm_is_computed_at_the_steps_where_a_due_hook_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook that names `ctx` or `grad_norm` at on_step_end, and is not due, costs no norm."""
+    """A hook that names `ctx` or `grad_norm` at on_step_end, and is not due, costs no norm; nor does **values."""
     norms: list[int] = []
     compute = Gradients.norm
     monkeypatch.setattr(Gradients, "norm", lambda self: norms.append(1) or compute(self))
     trainer, kept = unread_trainer(), []
-    trainer.on("step_end", name="beat")(lambda step: None)
+    trainer.on("step_end", name="beat")(lambda step, **values: None)
     trainer.on("step_end", name="last", at=5)(lambda ctx: kept.append(ctx))
     trainer.train()
     assert norms == [1] and kept[0].grad_norm > 0

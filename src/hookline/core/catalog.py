@@ -59,7 +59,7 @@ _ARGUMENTS = [
         "the run as one plain dict: latest_loss, avg_loss, status, …; in on_update the hook's own state",
         HOST_READ,
     ),
-    Argument("ctx", "a StepContext; its loss and grad_norm are computed when first read"),
+    Argument("ctx", "a StepContext; its loss and grad_norm are read when you first use them", "device work"),
     Argument("grad_norm", "global norm of the gradients before clipping, as a float", f"device work + {HOST_READ}"),
     Argument("grads", "the gradients by parameter name, live"),
     Argument("reason", "why it happened, in words"),
