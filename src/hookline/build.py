@@ -372,7 +372,7 @@ def load_trainer(
     settings = dict(config.get("trainer") or {})
     kept = hooks.get("forward") if settings.get("enable_intervention") else []
     settings.update(name=None, tags=None, notes=None)
-    if not settings.get("trainable_only"):  # the frozen weights may come from there
+    if not settings.get("trainable_only"):  # otherwise the frozen weights may come from it
         settings["init_from"] = None
     config.update(trainer=settings, hooks={"forward": kept or [], "update": []}, trackers=[])
     check_secrets(config)

@@ -136,7 +136,7 @@ class Hooks(HostedHooks, Callback):
         self._trainer.should_stop = True
 
     def save_in_host(self, path: Path) -> None:
-        """Save Lightning's checkpoint, from which `fit(ckpt_path=…)` resumes, next to ours, and drop single ones."""
+        """Save Lightning's checkpoint, for `fit(ckpt_path=…)`, next to ours; delete those without one of ours."""
         self._trainer.save_checkpoint(path.with_name(f"{path.name}.ckpt"))
         for file in path.parent.glob("*.ckpt"):
             if not file.with_suffix("").is_dir():

@@ -325,7 +325,7 @@ class ForwardDispatcher:
         ) -> Any:
             if ((self._silent_threads or self.is_elsewhere) and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case, backward repeats a forward pass that hooks have seen.
-            if begin_batch is not None and begin_batch():  # Other hooks may still be due.
+            if begin_batch is not None and begin_batch():  # Different hooks may be due now.
                 dispatch = self.registry.slots.on_forward
                 return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)

@@ -250,7 +250,7 @@ class DispatchTable:
     def _wrap(self, event: Event, hooks: list[BoundHook]) -> list[BoundHook]:
         """Return an event's listeners as they are called; a wrapper may return some of them unchanged."""
         # From the inside to the outside:
-        # 1. Random streams: only the hook's own draws count, not those of the wrappers around it.
+        # 1. Random streams: the hook draws from its own; the wrappers around it do not.
         # 2. Time on the device: the audit's reads of tensors are not the hook's work.
         # 3. Collectives: the mode that refuses them sees every operation, and would slow down the audit's.
         # 4. Changes: the audit compares the run before and after everything else.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hookline import _device
 
-VECTOR_BYTES = 16  # elements that one thread loads at once; chunks start at multiples of it
-CHUNK_BYTES = 128 * 1024  # elements that one program reads
+VECTOR_BYTES = 16  # bytes that one thread loads at once; chunks start at multiples of it
+CHUNK_BYTES = 128 * 1024  # bytes that one program reads
 
 
 @dataclass(frozen=True)

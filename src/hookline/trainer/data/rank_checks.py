@@ -53,7 +53,7 @@ def check_first_batch(ranks: Ranks, batches: Iterator[Any], loaders: TrainLoader
         TrainingError: On every rank, if the first batches of all of them are the same, or if each shuffles the whole
             of one dataset.
     """
-    first = list(islice(batches, 1))  # None if there are no batches; the loop then raises an error on all ranks
+    first = list(islice(batches, 1))  # empty without batches; the loop then raises an error on all ranks
     if ranks.all_equal(_mark(first)) and first:
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
