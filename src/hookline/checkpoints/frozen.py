@@ -63,7 +63,7 @@ def _difference(name: str, param: torch.nn.Parameter | None, then: Mapping[str, 
 def fingerprint(tensor: torch.Tensor) -> dict[str, Any]:
     """Return shape, dtype and the sum of a tensor's bits, which is the same on every device.
 
-    Whole words are summed in place, because a sum of smaller integers would first copy them to larger ones.
+    Whole words are summed without a copy; a sum of smaller integers would first copy them to larger ones.
     """
     data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if data.storage_offset() % _WORD:

@@ -76,7 +76,7 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
         The path of the new checkpoint.
 
     Raises:
-        CheckpointError: If a name is invalid, a value has no exact form, or the disk rejects it.
+        CheckpointError: If a name is invalid, a value has no exact form, or the files cannot be written.
     """
     temporary = begin_checkpoint(directory, name, sections)
     try:
@@ -96,7 +96,7 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
         sections: The names of its sections.
 
     Raises:
-        CheckpointError: If a name is invalid or the disk rejects it.
+        CheckpointError: If a name is invalid or the directory cannot be written to.
     """
     directory = Path(directory)
     for text, what in ((name, "checkpoint"), *((section, "section") for section in sections)):
@@ -324,7 +324,7 @@ def set_aside_later(directory: Path, step: int) -> list[str]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name next to `path`; it names process and host, so that a killed save can be recognized."""
+    """Return a hidden name next to `path`; it names process and host, to recognize what a killed process has left."""
     return path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}@{_host()}")
 
 

@@ -54,7 +54,7 @@ COMMANDS = {
     "runs": "list the runs of a directory",
     "label": "print or change the name, tags and notes of a run",
     "tail": "print the last metrics and events of a run, and follow it",
-    "plot": "draw a chart for each metric of one or more runs",
+    "plot": "plot metrics of one or more runs, each in its own chart",
     "show": "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
     "compare": "compare runs, and find the first step at which they diverge",
     "checkpoints": "list the checkpoints of a run, and verify them",

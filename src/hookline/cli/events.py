@@ -77,7 +77,7 @@ def print_catalog(console: Console) -> None:
     paragraph(console, _PREFACE, indent=0)
     console.print()
     labeled(console, "everywhere", _names(everywhere), indent=0)
-    labeled(console, "*", "costs time, but only when a due hook names it", indent=0)
+    labeled(console, "*", "has a cost, but only where a due hook names it", indent=0)
     for event in CATALOG.values():
         console.print()
         heading(console, event.name, _aliases(event))

@@ -95,7 +95,7 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert], verdict:
 
 
 def print_verdict(console: Console, verdict: Verdict, alerts: list[Alert]) -> None:
-    """Print whether the run can be trusted and, if not, why, beginning with the alert that decided."""
+    """Print whether the run can be trusted and, if not, the story of the first alert, which decided."""
     console.print(Text(bounded(verdict.health), style=_HEALTH_STYLES[verdict.health]))
     if verdict.reason:
         story = alerts[0]

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
             if outcome not in (RUNNING, KILLED) or (outcome == KILLED and not was_running):
                 print_end(console, run, options.json)
                 return 0
-            was_running = outcome == RUNNING  # twice: a run that begins takes its lock before it writes run.json
+            was_running = outcome == RUNNING  # twice: a run that begins takes its lock before the lock file names it
             time.sleep(POLL_SECONDS)
             run, shown = RunFiles.read(run.path), slice(None)
     except KeyboardInterrupt:

@@ -65,8 +65,8 @@ class CheckpointHook(MetricHook):
     (``train/…``) is evaluated at the steps that are saved, otherwise at the end of epochs. For any other metric,
     checkpoints by steps or time have no score and stay while they are among the newest two, which are never deleted.
 
-    A run that ends cleanly without having saved anything saves its last step, unless the hook has neither `monitor` nor
-    a schedule. A failure to save ends the run, unless the trainer's `on_save_error` says otherwise.
+    A run that ends cleanly without having saved anything saves its last step, unless the hook has neither `monitor`,
+    `save_last` nor a schedule. A failure to save ends the run, unless the trainer's `on_save_error` says otherwise.
 
     Args:
         save_every_n_epochs: Save after every n-th epoch; with `monitor`, evaluate only validations of those epochs.

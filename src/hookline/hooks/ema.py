@@ -40,8 +40,8 @@ class EMAHook(NamedHook):
         decay: The share of the old average, 0 to 1.
         warmup: Start with the lower decay ``(1 + n) / (10 + n)`` after n updates, so that the first weights fade soon.
         buffers: Average floating-point buffers, too; otherwise validation uses the model's.
-        trainable_only: Average only parameters that require a gradient, each from its first update with one;
-            validation uses the model's values of the others.
+        trainable_only: Average only parameters that require a gradient, each from the first update at which it
+            does; validation uses the model's values of the others.
     """
 
     built_in = True
@@ -192,7 +192,7 @@ class EMAHook(NamedHook):
             self._restore()
 
     def _apply(self, model: torch.nn.Module) -> bool:
-        """Give a model the averaged weights; return False if it already had them."""
+        """Give a model the averaged weights; return False if it had them or there is no average yet."""
         if self._applied_to is not None or not self.average:  # there is none before the first step
             return False
         weights = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}

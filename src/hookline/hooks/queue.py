@@ -67,7 +67,7 @@ class BackgroundQueue:
 
     Args:
         work: Called once, in the thread, with the queue; it takes items until `take` returns none.
-        limit: The total size of all waiting items. If none is waiting, an item of any size is accepted.
+        limit: The maximum total size of all waiting items. If none is waiting, an item of any size is accepted.
         drop_oldest: Whether the oldest items make room for a new one; otherwise the new one is dropped.
         on_error: Called in the thread with the exception of `work`, unless the queue was abandoned before. Later items
             are ignored.

@@ -19,7 +19,7 @@ FRAMES_SHOWN = 12  # in the warning; the record has all of them
 
 
 class StallWatchdog(NamedHook):
-    """Writes all threads' stacks into the record when no batch, step or validation batch has finished for `seconds`.
+    """Writes all threads' stacks into the record when no batch, step or validation batch has come for `seconds`.
 
     A thread checks a timestamp that events set, which costs a step well under a microsecond. Each stall is reported
     once, by a warning with the stack of the training thread and by the event ``stall``, and its end by ``stall_over``.

@@ -26,7 +26,7 @@ class ForeignCheckpoints(Run):
     also_save: Callable[[Path], None] | None = None
     """The host's own way of saving, called for each checkpoint."""
     after_step_state: dict[str, Any] | None = None
-    """Random streams and buffers as the step left them; files written later belong to the same checkpoint."""
+    """Random streams and buffers as the step left them; a checkpoint of the step has these even if written later."""
 
     def save(self, name: SaveName = None) -> None:
         """Write a checkpoint after the current step."""

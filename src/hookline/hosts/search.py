@@ -26,7 +26,7 @@ class Models(nn.ModuleDict):
 
 
 class Training(NamedTuple):
-    """The model and the optimizers that a script trains."""
+    """The model that a script trains, and its GradScaler."""
 
     model: nn.Module
     """The outermost module with parameters of the optimizer; `Models` if other optimizers train other modules."""
@@ -35,7 +35,7 @@ class Training(NamedTuple):
 
 
 def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.optim.Optimizer] = ()) -> Training | None:
-    """Return the model that an optimizer trains, with all of its optimizers; None if no module has the parameters.
+    """Return the model that an optimizer trains, with the GradScaler; None if no module has its parameters.
 
     Every object is looked at once, by its `type`: `isinstance` would make proxies load what they stand for.
 

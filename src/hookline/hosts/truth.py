@@ -190,8 +190,8 @@ RUN = Host(
     },
     events={
         "on_train_start": "as the first optimizer makes its first step",
-        "on_before_backward": "the loss is not scaled; those of the first step are reported during that step",
-        "on_after_backward": "those of the first step are reported during that step",
+        "on_before_backward": "the loss is not scaled; those of the first step come as `optimizer.step()` begins",
+        "on_after_backward": "those of the first step come as `optimizer.step()` begins",
         "on_gradients_ready": ATTACH.events["on_gradients_ready"],
         "on_step_skipped": "never; a step that a GradScaler or the script leaves out is recorded with the next "
         "backward pass, if the gradients are None by then",

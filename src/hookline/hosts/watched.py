@@ -83,7 +83,7 @@ class Watched(Attached):
     """Hooks in the training of a script; a `Watch` reports its backward passes and its optimizers.
 
     Args:
-        training: The model and optimizers.
+        training: The model and its GradScaler.
         optimizer: The optimizer that steps first.
         options: Which hooks, and what they may do.
         prints: Whether the closing line is printed.

@@ -115,7 +115,7 @@ class SharedRecord(Record):
         self._deliver()
 
     def prepare(self) -> int:
-        """Take what was logged so far for the next exchange, and return a fingerprint of its names, never 0."""
+        """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
         self._copy_entries()
         batches = [batch for batch in self._pending_metrics if isinstance(batch, MetricBatch)]
         entries = [*self._arrived, *(entry for batch in batches for entry in batch.entries)]

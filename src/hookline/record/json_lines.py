@@ -211,7 +211,7 @@ def parse_lines(
 ) -> Iterator[tuple[Sequence[int], list[dict[str, Any]], Sequence[int]]]:
     """Yield the JSON objects of many lines in batches: the numbers of their lines, and they themselves.
 
-    The third part of a batch has the numbers of incomplete lines; `first` is the number of the first line.
+    The third part of a batch has the numbers of torn or damaged lines; `first` is the number of the first line.
 
     A batch is parsed as one array by pydantic's parser, which is ten times as fast as line by line.
     """

@@ -243,7 +243,7 @@ def fit(runs: Sequence[PageNumbers], budget: int) -> None:
 
 
 def _size_in_page(table: CurveArrays | LayerTable | HistogramTable) -> int:
-    """Return how many bytes the numbers of a table take, and how many its names take."""
+    """Return how many bytes the numbers and the names of a table take together."""
     if isinstance(table, CurveArrays):
         # Most curves share their steps, and those of single steps have one array for all three values.
         return table.mean.nbytes * (1 if table.lowest is table.mean else 3) + _CURVE_FIELDS

@@ -64,7 +64,7 @@ def report_run(run: Run, summary: RunSummary) -> None:
 def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
     """Return the text to print after the run: outcome, duration, and everything that went wrong.
 
-    If the run completed but is not healthy, a line before it says why.
+    If the run ended without an exception or a signal but is not healthy, a line before it says why.
     """
     count = run.counters()
     verdict = run.record.run.get("verdict") if outcome.is_clean else None

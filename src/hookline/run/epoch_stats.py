@@ -144,7 +144,7 @@ class EpochStats:
                 means[_epoch_name(metric)] = mean
             else:  # Ranks may have measured a metric at different steps; they agree on the mean.
                 latest_of_ranks[metric] = round(steps[0] / steps[1]), mean
-        means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # the last value, as it is recorded
+        means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # moved to the end, where `means` has it, too
         self._means_over_ranks, self._latest = means, latest_of_ranks
 
     @property

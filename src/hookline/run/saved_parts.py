@@ -43,7 +43,7 @@ def check_kind(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
     """Reject the state of a different kind of optimizer, which torch would load and which would fail in its first step.
 
     Raises:
-        CheckpointError: If only one of them has some options; the message lists them.
+        CheckpointError: If each of them has options that the other one lacks; the message lists them.
     """
     # A newer torch may have added options to an optimizer, so a difference on only one side proves nothing.
     present = {key for group in optimizer.param_groups for key in group}

@@ -175,7 +175,7 @@ class RunView:
 
     @property
     def run_ended(self) -> bool:
-        """Whether a run has ended and no other has begun since."""
+        """Whether a run has ended and nothing has begun since."""
         return self.run_status.run_ended
 
     @property

@@ -25,7 +25,7 @@ _TRAIN_LOSS = "train/loss"
 _MIN_VALUES, _MIN_CHECKS = 40, 5  # fewer values of the training loss, or of a validation metric, are not judged
 _BLOCKS = 20  # number of parts by whose medians a long curve is judged
 _NOISES = 4.0  # how many times the noise a change must be
-_MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of the possible loss: losing this much is a warning, or an error
+_MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of the stake (`_stake`): losing this much is a warning, or an error
 _CHANCE = 0.5  # the share of a score that may be chance, if the run began with a good one
 _RISEN = 0.5  # how far above its beginning, relatively, a loss has diverged
 _OVERFIT = 0.1  # how far above its lowest value, relatively, a validation loss must be
@@ -316,7 +316,7 @@ def _stake(course: Course) -> float:
 
 
 def _fell_back(course: Course) -> bool:
-    """Whether much of the possible loss is lost at the end."""
+    """Whether much of what the metric had to lose (`_stake`) is lost at the end."""
     if course.name == _TRAIN_LOSS and course.gained <= max(_NOISES * course.noise, _LEVEL * abs(course.start)):
         return False
     return course.lost > max(_MUCH * _stake(course), _NOISES * course.noise)

@@ -145,12 +145,12 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
-# A row is split into numbers that add up and numbers of which the largest counts. So parts can be merged in place, or
-# over ranks, by one sum and one maximum for any number of tensors.
+# A row is split into numbers that add up and numbers of which the largest counts. So parts can be merged on their
+# device, or over ranks, by one sum and one maximum for any number of tensors.
 
 
 def merge(rows: Tensor) -> Tensor:
-    """Return the rows of whole tensors from those of their parts, [parts, …, statistics], exact up to rounding.
+    """Return the rows of wholes from those of their parts, [parts, …, statistics], exact up to rounding.
 
     The parts may be blocks of a tensor or, gathered from all ranks, the local shards of a distributed one. Empty parts
     count for nothing.

@@ -180,7 +180,7 @@ def assert_within_budget(
         hook: The hook, a class, a registered name, or a function that makes a hook; a hook is copied.
         microseconds_per_step: The budget in host time, on average over nine steps.
         calls_per_step: The budget in calls of functions, Python's and C's, that a step makes with the hook and not
-            without it. The count depends on library versions, but not on the machine.
+            without it. The count depends on the versions of Python and of packages, but not on the machine.
         **options: Options of `add_hook`, such as `every`, or the parameters of a class.
 
     Raises:

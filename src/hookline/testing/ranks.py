@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, without sockets: each runs until it needs a number from another."""
+"""Ranks that are threads of one process, without sockets: one at a time runs, until it needs another's number."""
 
 from __future__ import annotations
 

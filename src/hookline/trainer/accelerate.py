@@ -261,7 +261,7 @@ def prepare_loaders(accelerator: Any, loaders: Loaders, seed: int | None, each_o
 
     Args:
         accelerator: The Accelerator.
-        loaders: One loader, a list or a dict of them; anything else belongs to each process alone.
+        loaders: One loader, a list or a dict of them; one that is not a DataLoader belongs to each process alone.
         seed: Seeds the order of a loader that is shuffled, if given.
         each_once: Whether no sample may be repeated to give all processes the same number, as in a validation.
 

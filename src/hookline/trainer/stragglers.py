@@ -148,7 +148,7 @@ class RankTimes:
         self._in_a_row = (rank, count + 1 if rank == before else 1) if is_slower else (-1, 0)
         if self._in_a_row[1] >= IN_A_ROW and not self._has_warned:
             self._has_warned = True
-            words = "rank %d is slower than the others: %.3g s per step outside of collectives, compared with %.3g s"
+            words = "rank %d is slower than the others: %.3g s per step outside of collectives; they take %.3g s"
             logger.warning(words + " and wait for it; see ranks/… in metrics.jsonl", rank, busy, others)
             if self._trainer.ranks.rank == 0:
                 self._trainer.note("slow_rank", step, slow_rank=rank, seconds=busy, others=others)

@@ -250,7 +250,7 @@ class Trainer(CheckpointedRun):
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
             self.reset_steps()
-        if self.reader is not None:  # the run that it was read for may be continued where it stopped
+        if self.reader is not None:  # the run that it read for may be continued where it stopped
             self.progress.position, self.reader = self.position(), None
         if not self.run_status.by_hand:  # the model may have changed since the trainer was created
             self.unowned_params = unowned_parameters(self.model, self.params)

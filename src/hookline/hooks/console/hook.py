@@ -35,7 +35,7 @@ class ConsoleLogHook(TimedHook):
     At a terminal and in a notebook it is a live view of a few lines, which stays below all other output. It is drawn
     four times a second, and `every` then sets how often the parts of a step are measured. Its numbers come from the
     record, so nothing waits for a device. Elsewhere, it prints a progress line per period. A run has this hook by
-    default, unless ``console=False``; where the output cannot be redrawn, it prints a line every 30 seconds.
+    default, unless ``console=False``; that one prints a line every 30 seconds where the output cannot be redrawn.
 
     Args:
         log_every_n_batches: How often to print the progress line, in batches; an alternative to `every`.

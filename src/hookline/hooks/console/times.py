@@ -56,7 +56,7 @@ class TimedHook(TrainingHook):
     events_when_not_due = ("on_train_batch_end", "on_step_end")
     _least_steps, _least_seconds = 1, 0.0  # The shortest interval.
     _interval: Interval | None = None
-    _ended = 0.0  # when the last micro-batch ended, or the excluded time after it
+    _ended = 0.0  # when the last micro-batch, or the excluded time after it, ended
     _ended_in = -1  # the step of that micro-batch
     _last_step = _tokens = -1  # the last step that ended, and the tokens by then
     _batch_started = _optimizer_started = 0.0  # 0 outside of these parts of a step
@@ -154,7 +154,7 @@ class TimedHook(TrainingHook):
         interval = self._interval
         if interval is None or self._last_step <= interval.step:
             return None
-        # Other intervals end with the wait for a batch; this one begins with a wait instead.
+        # Other intervals end with the wait for a batch; this one has none after it, so the one before it counts.
         ended = self._ended + interval.first_wait
         return self._make_report(interval, self._last_step, self._tokens, _hook_seconds(trainer), ended)
 

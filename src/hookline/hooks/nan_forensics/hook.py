@@ -126,7 +126,7 @@ class NanForensics(NamedHook):
             trainer: The run.
             recorded: The micro-batches of the step.
             by_rank: The place of the first micro-batch whose loss is not finite, and that loss, of each rank; None for
-                a rank on which all are finite. If there are none, gradients are not finite.
+                a rank on which all are finite. If all are None, gradients are not finite.
             grads: The gradients.
         """
         ranks, is_shared, failure = trainer.ranks, any(map(is_sharded, trainer.params.values())), None
