@@ -54,7 +54,7 @@ COMMANDS = {
     "runs": "list the runs of a directory",
     "label": "print or change the name, tags and notes of a run",
     "tail": "print the last metrics and events of a run, and follow it",
-    "plot": "plot metrics of one or more runs, each in its own chart",
+    "plot": "plot metrics of one or more runs, one chart each",
     "show": "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
     "compare": "compare runs, and find the first step at which they diverge",
     "checkpoints": "list the checkpoints of a run, and verify them",
